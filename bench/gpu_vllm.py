@@ -32,7 +32,7 @@ for _key, _value in {
 }.items():
     os.environ.setdefault(_key, _value)
 
-from bench.gpu import SHAPES, TIED, Notes, recorded_prompts, transformers_model  # noqa: E402
+from bench.gpu import SHAPES, TIED, Notes, agent_turns, transformers_model  # noqa: E402
 
 NGRAM: Final = {
     "method": "ngram",
@@ -142,7 +142,7 @@ def sequences(notes: Notes, name: str, counts: Sequence[int] = (1, 8, 32), repea
 
 def agents(notes: Notes, args: argparse.Namespace, repeats: int = 3) -> None:
     """One request at a time; the first token's time is subtracted, as in `rounds`."""
-    prompts = recorded_prompts(args.model, args.prompts)
+    prompts = agent_turns(args.model, args.prompts)
     folder = model_folder(args.model)
     plain: list[list[int]] = []
     for mode, settings in {"plain": {}, "ngram": {"speculative_config": NGRAM}}.items():
@@ -175,7 +175,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="SmolLM2's GGUF file, for agents")
-    parser.add_argument("--shapes", type=lambda text: text.split(","), default=["135m", "1.5b", "8b"])
+    parser.add_argument(
+        "--shapes",
+        type=lambda text: [name for name in text.split(",") if name],
+        default=["135m", "1.5b", "8b"],
+    )
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("."))

@@ -3,7 +3,8 @@
 An upstream writes the time of its clock into every event; all processes of a machine share that clock
 (CLOCK_MONOTONIC). Rounds go to the upstream directly and through the gate in turn. Added latency is the
 difference of the quantiles: of the time from request to first event, and of the age of each event as it
-arrives.
+arrives. A second pair of rows mirrors every request to a candidate that never answers: its queue is full, and
+users must not notice.
 """
 
 import argparse
@@ -31,6 +32,7 @@ EVENTS: Final = 40
 PAUSE_S: Final = 0.05  # between two events of a stream: 20 a second, 4,000 with 200 streams
 PROMPT: Final = "word " * 1600  # 8 kB
 QUANTILES: Final = (0.5, 0.99)
+MIRRORS: Final = ("off", "blocked")  # models of the requests, by which routes tell them apart
 _HOST: Final = "127.0.0.1"
 
 
@@ -40,6 +42,9 @@ async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
         return
     while (await receive()).get("more_body"):
         pass
+    if any(name == b"x-paceline-mirror" for name, _ in scope["headers"]):
+        await receive()  # a second answer never comes
+        return
     if scope["method"] == "GET":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
@@ -61,10 +66,10 @@ async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": DONE})
 
 
-async def stream(port: int, begin_s: float) -> tuple[float, list[float]]:
+async def stream(port: int, model: str, begin_s: float) -> tuple[float, list[float]]:
     """Milliseconds to the first event, and the age of each event as it arrives."""
     await asyncio.sleep(begin_s)
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": PROMPT}], "stream": True})
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": PROMPT}], "stream": True})
     reader, writer = await asyncio.open_connection(_HOST, port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {_HOST}\r\ncontent-type: application/json\r\n"
     started, first, ages = time.perf_counter(), 0.0, list[float]()
@@ -81,9 +86,10 @@ async def stream(port: int, begin_s: float) -> tuple[float, list[float]]:
     return first, ages
 
 
-async def round_of(port: int, streams: int) -> tuple[list[float], list[float]]:
+async def round_of(port: int, model: str, streams: int) -> tuple[list[float], list[float]]:
     """Streams begin evenly over the length of one: the last when the first ends."""
-    done = await asyncio.gather(*(stream(port, EVENTS * PAUSE_S * i / streams) for i in range(streams)))
+    begin = [EVENTS * PAUSE_S * i / streams for i in range(streams)]
+    done = await asyncio.gather(*(stream(port, model, seconds) for seconds in begin))
     return [first for first, _ in done], [age for _, ages in done for age in ages]
 
 
@@ -91,16 +97,21 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[round(share * (len(values) - 1))]
 
 
-def measure(direct: int, through: int, streams: int, rounds: int) -> dict[str, Any]:
+def measure(direct: int, through: int, mirror: str, streams: int, rounds: int) -> dict[str, Any]:
     firsts: dict[int, list[float]] = {direct: [], through: []}
     ages: dict[int, list[float]] = {direct: [], through: []}
     for number in range(rounds + 1):
         for port in (direct, through):
-            first, age = asyncio.run(round_of(port, streams))
+            first, age = asyncio.run(round_of(port, mirror, streams))
             if number:  # the first is for warming
                 firsts[port] += first
                 ages[port] += age
-    row: dict[str, Any] = {"streams": streams, "rounds": rounds, "events": len(ages[through])}
+    row: dict[str, Any] = {
+        "mirror": mirror,
+        "streams": streams,
+        "rounds": rounds,
+        "events": len(ages[through]),
+    }
     for name, values in (("first_event", firsts), ("event", ages)):
         for share in QUANTILES:
             here, there = quantile(values[direct], share), quantile(values[through], share)
@@ -127,13 +138,13 @@ def process(port: int, path: str, *command: str) -> Iterator[int]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    shown = Table("streams", "what", "direct ms", "through the gate ms", "added ms")
+    shown = Table("mirror", "streams", "what", "direct ms", "through the gate ms", "added ms")
     for row in rows:
         for name in ("first_event", "event"):
             for share in QUANTILES:
                 key = f"{name}_p{share * 100:g}"
                 cells = [f"{row[f'{key}_{end}']:.2f}" for end in ("direct_ms", "gate_ms", "added_ms")]
-                shown.add_row(str(row["streams"]), key.replace("_", " "), *cells)
+                shown.add_row(row["mirror"], str(row["streams"]), key.replace("_", " "), *cells)
     return shown
 
 
@@ -148,16 +159,25 @@ def main(arguments: list[str]) -> None:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "gate.yaml"
         servers = [{"name": "one", "url": f"http://{_HOST}:{port}"}]
-        routes = [{"name": "all", "upstreams": {"one": 1}}]
+        blocked = {"candidate": "one", "share": 1.0, "order": "concurrent"}
+        routes = [
+            {"name": "blocked", "match": {"model": "blocked"}, "upstreams": {"one": 1}, "mirror": blocked},
+            {"name": "all", "upstreams": {"one": 1}},
+        ]
         config.write_text(json.dumps({"upstreams": servers, "routes": routes}))
         uvicorn = ("-m", "uvicorn", "bench.serve.gateway:upstream", "--log-level", "warning")
         gate = ("-m", "paceline", "gate", "serve", "--config", str(config), "--log-level", "warning")
+        store = ("--store", str(Path(folder) / "gate.db"))
         with (
             process(port, "/", *uvicorn, "--port", str(port)) as direct,
-            process(port + 1, "/ready", *gate, "--port", str(port + 1)) as through,
+            process(port + 1, "/ready", *gate, *store, "--port", str(port + 1)) as through,
         ):
             rounds = {streams: options.rounds * (8 if streams == 1 else 1) for streams in options.streams}
-            rows = [measure(direct, through, streams, count) for streams, count in rounds.items()]
+            rows = [
+                measure(direct, through, mirror, streams, count)
+                for mirror in MIRRORS
+                for streams, count in rounds.items()
+            ]
     Console().print(table(rows))
     if options.write:
         results_folder.write({"machine": machine.facts(), "rows": rows}, "gateway")

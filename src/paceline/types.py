@@ -78,6 +78,7 @@ class Seq:
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
     anonymous: bool = False  # strangers share its tenant: whole blocks are cached for it, nothing remembered
+    route: str = ""  # what drafters are good for is learned for each route
     client: str = ""  # tenants of one client share its turns: it is admitted as often as another client
     prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
@@ -238,6 +239,8 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
     drafted: int = 0  # nodes the drafters proposed, before any was cut
     draft_us_by: Mapping[str, int] = field(default_factory=dict)  # the part of draft_us of each drafter
+    uncut: Draft = NO_DRAFT  # the draft before the controller cut it
+    asked: tuple[str, ...] = ()  # the drafters that were asked, once for each time
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -421,47 +424,65 @@ class LayerSkipTarget(Target, Protocol):
         """
 
 
-class DrafterEstimates(Protocol):
-    """Running estimates about one list of drafters. Subclass it to inherit the defaults: nothing is known."""
+class DraftPolicy(Protocol):
+    """Decides whom a list of drafters asks. Subclass it to inherit the defaults: all, and scores believed."""
 
-    def calibration(self, drafter: str) -> float:
-        """Accepted nodes over the sum of their scores."""
-        return 1.0
+    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+        """How many nodes to ask a drafter for, `nodes` at most; 0: its draft would not pay.
 
-    def cost(self, drafter: str) -> float | None:
-        """The time of one draft, in passes of the target; None: unknown."""
-        return None
+        reach: P(what it would continue is accepted). gain: of a draft that its own would replace.
+        """
+        return nodes
 
-    def chances(self, draft: Draft) -> list[float]:
-        """P(node is accepted) for each node of a draft with scores: calibrated scores along its path."""
-        factors = {source: self.calibration(source) for source in set(draft.sources)}
+    def value(self, drafter: str, seq: Seq, reach: float = 1.0, gain: float = 0.0) -> float:
+        """Tokens that asking it is expected to bring beyond its price; arguments as for `budget`."""
+        return reach - gain - 0.2
+
+    def reads(self, drafter: str, seq: Seq) -> bool:
+        """True if a drafter with taps gets the hidden states of this pass."""
+        return True
+
+    def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        """The drafter was asked for these, in one call."""
+        return
+
+    def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
+        """P(node is accepted) for each node of a draft with scores, its ancestors included.
+
+        depth: nodes before the draft.
+        """
         chances: list[float] = []
-        for node, (score, source) in enumerate(zip(draft.scores, draft.sources, strict=True)):
+        for node, score in enumerate(draft.scores):
             parent = draft.parent(node)
-            chance = min(1.0, factors[source] * score) if score < 1 else 1.0
-            chances.append(chance * (1.0 if parent == ROOT else chances[parent]))
+            chances.append(score * (1.0 if parent == ROOT else chances[parent]))
         return chances
+
+    def gain(self, seq: Seq, draft: Draft) -> float:
+        """Tokens that a draft is expected to add, less the price of verifying them."""
+        return sum(max(0.0, chance - 0.05) for chance in self.chances(seq, draft))
 
 
 class Controller(Protocol):
-    """Decides how many tokens to draft. rows: those of the pass besides the drafts."""
+    """Decides how many tokens to draft and to verify. seqs: those that decode in this pass."""
 
-    def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]: ...  # a budget each
+    def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
+        """A budget each. rows: those of the pass besides the drafts. waiting: others, with no token yet."""
+
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
         """How many nodes of each draft to verify, now that their scores are known."""
         return [len(draft) for draft in drafts]
 
     def learn(self, rounds: Sequence[Round]) -> None: ...
-    def estimates(self, drafters: tuple[str, ...]) -> DrafterEstimates | None:
-        """Estimates about a list of drafters, by which it decides whom to ask; None: there are none."""
+    def policy(self, drafters: tuple[str, ...]) -> DraftPolicy | None:
+        """By which a list of drafters decides whom to ask; None: it asks all and believes their scores."""
         return None
+
+    def end(self, seq: Seq) -> None:
+        """A sequence ended, or was preempted."""
+        return
 
     def forget(self, drafter: str) -> None:
         """The drafter of this name was replaced: drop what was learned about the old one."""
-        return
-
-    def forget_list(self, drafters: tuple[str, ...]) -> None:
-        """No sequence uses this list of drafters, and there are too many lists."""
         return
 
 

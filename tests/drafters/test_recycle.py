@@ -288,6 +288,7 @@ def test_trees_are_cut_by_what_rows_cost() -> None:
     kept = []
     for slope in (0.0, 0.01, 0.05, 0.2, 2.0):
         rate = Rate(lambda rows, context, slope=slope: 1 + slope * (rows - 1))  # type: ignore[misc]
+        rate.plan([seq], 1)
         kept += rate.trim([seq], [draft], 1)
     assert len(draft) > 16
     assert kept[0] == len(draft) > kept[1] > kept[2] > kept[3] >= kept[4] == 0

@@ -324,5 +324,6 @@ def test_lists_of_drafters_in_ever_new_orders_are_not_all_remembered(monkeypatch
             e.step()
         assert seq.output == plain[0]
         assert len(e._drafting._lists) <= 4
-        assert controller._lists.keys() <= e._drafting._lists.keys()
+        assert controller._texts.keys() <= {"first", seq.id}
+        assert len(controller._gains) <= 8  # by drafter, in whatever order
     assert len(first.output) == 40

@@ -14,7 +14,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import ModelError, ShuttingDown
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import Feed, Finish, Round, Scores, Seq
+from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
 PLAIN = SpecConfig((), max_draft=0)
 
@@ -188,11 +188,31 @@ def test_the_time_of_a_caller_is_not_that_of_a_pass(monkeypatch: pytest.MonkeyPa
         now[0] += 1000
         return now[0]
 
-    monkeypatch.setattr(engine_module, "perf_counter_ns", clock)
     e = engine(RunningTarget())
+    monkeypatch.setattr(e, "_timer", clock)
     e.submit(a_seq("a", 6, PLAIN))
     times = []
     while e.busy:
         times += [r.target_us for r in e.step()]
         now[0] += 10**9
     assert max(times[1:]) < 20
+
+
+class Greedy(Drafter):
+    """Drafts as much as it may."""
+
+    name = "greedy"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft((1,) * ask.budget) for ask in asks]
+
+
+def test_a_draft_planned_ahead_ends_where_the_output_does() -> None:
+    e = Engine(RunningTarget(), {"greedy": Greedy()}, Fixed())
+    seq = a_seq("a", 9, SpecConfig(("greedy",), max_draft=6))
+    e.submit(seq)
+    rounds = []
+    while e.busy:
+        rounds += e.step()
+    assert len(rounds) > 2
+    assert all(r.start + len(r.draft) < seq.prompt_len + 9 for r in rounds)

@@ -132,7 +132,8 @@ def test_pairs_and_feedback_come_back_as_they_were_saved_and_old_ones_go(url: st
 
 
 @pytest.mark.slow
-def test_each_stage_needs_its_own_pairs_and_harm_rolls_back_from_any(url: str) -> None:
+def test_each_stage_needs_its_own_pairs_and_harm_rolls_back_from_any(tmp_path: Path) -> None:
+    url = str(tmp_path / "gate.db")
     store = GateStore.open(url)
     promoter = Promoter(store, url, lambda: {"x": PLAN})
     save(store, good())

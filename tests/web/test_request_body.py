@@ -21,7 +21,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline.web import request_body
 from paceline.web.api_errors import ApiError, with_error_responses
-from paceline.web.request_body import FailFastModel, LimitedBodies, Shape, measure, parse_json, parse_request
+from paceline.web.request_body import (
+    FailFastModel,
+    LimitedBodies,
+    Shape,
+    at_most,
+    measure,
+    parse_json,
+    parse_request,
+)
 
 MB = 1_000_000
 
@@ -161,6 +169,7 @@ def test_no_value_escapes_the_measure(data: Any) -> None:
 
     depth, containers, all_values = count(data)
     shape = measure(json.dumps(data).encode())
+    assert all(most >= exact for most, exact in zip(at_most(json.dumps(data).encode()), shape, strict=True))
     assert (shape.depth, shape.containers) == (depth, containers)
     assert all_values <= shape.values <= all_values + containers
 

@@ -209,12 +209,12 @@ class Simulation:
         context = max(len(one.seq.tokens) for one in live)
         self._drafting.plan(scheduled)
         started = perf_counter_ns()
-        by_drafter = self._drafting.draft(scheduled)
+        by_drafter, read_us = self._drafting.draft(scheduled)
         draft_us = (perf_counter_ns() - started) // 1000
         rows = sum(s.rows for s in scheduled)
         plain_ms = self._cost(len(live), context)
         target_ms = max(plain_ms, self._cost(rows, context))  # curves may cross where they are extrapolated
-        cost = Pass(len(live), rows, draft_us, round(1000 * target_ms), by_drafter)
+        cost = Pass(len(live), rows, draft_us + read_us, round(1000 * target_ms), by_drafter)
         rounds = []
         for one, s in zip(live, scheduled, strict=True):
             path = follow(s.draft, one.rest)[: len(one.rest) - 1]

@@ -1,15 +1,15 @@
 """A list of drafters is a drafter: the first with a draft wins, segment by segment.
 
-Where that draft is unsure or short, a trained head of the list is asked too, if its expected gain exceeds its
-cost: to replace the draft, or to continue it.
+Where that draft is unsure or short, a trained head of the list is asked too, if that is expected to pay: to
+replace the draft, or to continue it. The controller's policy decides whom to ask.
 
 Where the output has a grammar and its drafter is in the list, drafters interleave: forced tokens, then a
 segment by the first drafter that fills the free part, then the next forced tokens.
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from paceline.types import (
     Cursor,
     Draft,
     Drafter,
-    DrafterEstimates,
+    DraftPolicy,
     HiddenRows,
     Scores,
     Seq,
@@ -33,12 +33,6 @@ from paceline.types import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ROW_COST: Final = 0.05  # of a pass: verifying one more node
-UNKNOWN_COST: Final = 0.2  # of a pass: a head that was not asked yet
-PROBE_EVERY: Final = 16  # times a head that does not pay is skipped before it is asked again
-GAIN_DECAY: Final = 0.93  # weight of earlier drafts in a head's expected gain
-GAIN_PRIOR: Final = 1.0  # tokens
 
 Failure = tuple[str, str]  # a drafter's name, and the error's type and position in the code
 log: Final = logging.getLogger("paceline")
@@ -53,27 +47,34 @@ class DrafterList(Drafter):
     def __init__(
         self,
         drafters: Sequence[Drafter],
-        estimates: DrafterEstimates | None = None,
+        policy: DraftPolicy | None = None,
         failures: set[Failure] | None = None,
+        timer: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """estimates: of the controller; without them every score is believed.
+        """policy: the controller's; without one every drafter is asked and every score believed.
 
-        failures: those logged already; lists that share drafters share it.
+        failures: those logged already; lists that share drafters share it. timer: nanoseconds.
         """
+        self._timer = timer
         self.drafters = tuple(map(_with_new_names, drafters))
         self._failures = set() if failures is None else failures
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
+        self.asked: dict[str, list[str]] = {}  # for the last draft, by sequence
+        self.read_ns: dict[str, int] = {}  # of hidden states since the last draft, by drafter
         self._observers = tuple(
             d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
         )
+        self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
+        self._tapped = tuple(drafter for drafter in self.drafters if drafter.taps)
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
-        self._value = _HeadValue(estimates or _NothingKnown())
+        self._policy = policy or _AskAll()
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
+        self.asked.clear()
         if len(asks) == 1 and asks[0].cursor is None and not self._heads:
             return [self._first_draft(asks[0])]
         if not self._interleaves:
@@ -91,49 +92,83 @@ class DrafterList(Drafter):
 
     def _first_draft(self, ask: Ask) -> Draft:
         """Without a grammar and heads nothing continues a draft."""
-        for drafter in self.drafters:
-            if draft := self._ask(drafter, [ask])[0]:
+        for drafter in self._unconstrained:
+            nodes = self._policy.budget(drafter.name, ask.seq, ask.budget)
+            if nodes and (draft := self._ask(drafter, [_within(ask, nodes)])[0]):
                 return draft
         return NO_DRAFT
 
     def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
         """Lets a head replace or continue drafts that other drafters made."""
-        pairs = [(d, ask) for d in drafts if (ask := self._value.further_ask(head, d.ask, d.segments[0]))]
-        answers = self._ask(head, [ask for _, ask in pairs]) if pairs else []
-        for (draft, ask), answer in zip(pairs, answers, strict=True):
-            if ask is not draft.ask:
+        chosen = [(d, ask, replaces) for d in drafts for ask, replaces in self._further_ask(head, d)]
+        answers = self._ask(head, [ask for _, ask, _ in chosen]) if chosen else []
+        for (draft, _, replaces), answer in zip(chosen, answers, strict=True):
+            if not replaces:
                 draft.segments += [answer] if answer else []
-            elif _is_scored(answer) and self._value.gain(answer) > self._value.gain(draft.segments[0]):
+            elif (
+                answer
+                and _is_scored(answer)
+                and self._gain(draft, answer) > self._gain(draft, draft.segments[0])
+            ):
                 draft.segments = [answer]
+
+    def _further_ask(self, head: Drafter, d: "_DraftInProgress") -> Iterator[tuple[Ask, bool]]:
+        """At most one ask for a head beside a draft; True: to replace it, False: to continue it."""
+        seq, policy, draft, budget = d.ask.seq, self._policy, d.segments[0], d.ask.budget
+        chances, left = policy.chances(seq, draft), budget - len(draft)
+        gain, reach = self._gain(d, draft), chances[-1] if chances else 1.0
+        replaces = policy.value(head.name, seq, gain=gain)
+        continues = policy.value(head.name, seq, reach) if left > 0 else 0.0
+        if max(replaces, continues) <= 0:
+            return
+        if replaces >= continues:
+            if nodes := policy.budget(head.name, seq, budget, gain=gain):
+                yield _within(d.ask, nodes), True
+        elif nodes := policy.budget(head.name, seq, left, reach):
+            yield Ask(seq, nodes, (*d.ask.after, *draft.tokens), None, d.ask.forced_budget), False
+
+    def _gain(self, d: "_DraftInProgress", draft: Draft) -> float:
+        return self._policy.gain(d.ask.seq, draft)
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
         """One draft for each ask, whatever the drafter does."""
-        started = perf_counter_ns()
+        started = self._timer()
         try:
             drafts = _checked(drafter.draft(asks), len(asks))
         except Exception as problem:
             self._log_failure(drafter, "this round has none of its drafts", problem)
             drafts = [NO_DRAFT] * len(asks)
         name = drafter.name
-        self.draft_ns[name] = self.draft_ns.get(name, 0) + perf_counter_ns() - started
-        if drafter in self._heads:
-            self._value.learn(drafter, [d for ask, d in zip(asks, drafts, strict=True) if not ask.after])
+        self.draft_ns[name] = self.draft_ns.get(name, 0) + self._timer() - started
+        for ask in asks:
+            self.asked.setdefault(ask.seq.id, []).append(name)
+        self._policy.drafted(name, asks, drafts)
         return drafts
 
     def _add_segment(self, drafts: Sequence["_DraftInProgress"], before: int) -> None:
         """One more segment for each draft that a drafter can continue; all have `before` segments so far."""
         for drafter in self.drafters:
             candidates = [d for d in drafts if len(d.segments) == before and d.may_ask(drafter)]
-            free = [d for d in candidates if d.ask.cursor is None] if drafter in self._heads else []
-            if free and not self._value.pays(drafter):
-                candidates = [d for d in candidates if d not in free]
-            if candidates:
-                answers = self._ask(drafter, [d.ask for d in candidates])
-                for draft, answer in zip(candidates, answers, strict=True):
-                    try:
-                        draft.add(drafter, answer)
-                    except Exception as problem:
-                        self._log_failure(drafter, "this round has none of its drafts", problem)
+            asks = [(d, ask) for d in candidates if (ask := self._segment_ask(drafter, d)) is not None]
+            answers = self._ask(drafter, [ask for _, ask in asks]) if asks else []
+            for (draft, _), answer in zip(asks, answers, strict=True):
+                depth = len(draft.ask.after)
+                try:
+                    draft.add(drafter, answer)
+                except Exception as problem:
+                    self._log_failure(drafter, "this round has none of its drafts", problem)
+                if len(draft.segments) > before and not draft.ended:
+                    chances = self._policy.chances(draft.ask.seq, draft.segments[-1], depth)
+                    draft.reach *= chances[-1] if chances else 1.0
+
+    def _segment_ask(self, drafter: Drafter, d: "_DraftInProgress") -> Ask | None:
+        """The ask for one more segment, if it is expected to pay."""
+        ask = d.ask
+        forced = ask.forced_budget if drafter.interleaves else 0
+        nodes = self._policy.budget(drafter.name, ask.seq, ask.budget + forced, d.reach)
+        if not nodes:
+            return None
+        return ask if drafter.interleaves else _within(ask, nodes)
 
     def begin(self, seq: Seq) -> None:
         for drafter in self.drafters:
@@ -149,13 +184,27 @@ class DrafterList(Drafter):
             except Exception as problem:
                 self._log_failure(drafter, "the request continues", problem)
 
+    def readers(self, seq: Seq) -> tuple[tuple[str, ...], set[int]]:
+        """The drafters that read this sequence in this pass, and their taps."""
+        reading = [d for d in self._tapped if self._policy.reads(d.name, seq)]
+        return tuple(d.name for d in reading), {tap for d in reading for tap in d.taps}
+
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
-        for drafter in self.drafters:
-            if drafter.taps:
-                try:
-                    drafter.on_hidden(hidden_rows)
-                except Exception as problem:
-                    self._log_failure(drafter, "the request continues", problem)
+        self.show_hidden(hidden_rows, {rows.seq.id: [d.name for d in self._tapped] for rows in hidden_rows})
+
+    def show_hidden(self, hidden_rows: Sequence[HiddenRows], readers: Mapping[str, Sequence[str]]) -> None:
+        """readers: of each sequence, as they were before the pass."""
+        for drafter in self._tapped:
+            name = drafter.name
+            rows = [r for r in hidden_rows if name in readers[r.seq.id]]
+            if not rows:
+                continue
+            started = self._timer()
+            try:
+                drafter.on_hidden(rows)
+            except Exception as problem:
+                self._log_failure(drafter, "the request continues", problem)
+            self.read_ns[name] = self.read_ns.get(name, 0) + self._timer() - started
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
@@ -216,70 +265,36 @@ def _with_new_names(drafter: Drafter) -> Drafter:
     return _OldNames(drafter) if reads or turns else drafter
 
 
-class _NothingKnown(DrafterEstimates):
-    """Believes every score."""
+class _AskAll(DraftPolicy):
+    """Asks every drafter and believes every score."""
 
 
-class _HeadValue:
-    """Decides whether to ask a trained head, by its expected gain in tokens and its cost in passes."""
+def _needs_grammar(drafter: Drafter) -> bool:
+    """True if it drafts only where the output has a grammar; drafters need not say so."""
+    return bool(getattr(drafter, "needs_grammar", False))
 
-    def __init__(self, estimates: DrafterEstimates) -> None:
-        self._estimates = estimates
-        self._gains: defaultdict[str, float] = defaultdict(lambda: GAIN_PRIOR)
-        self._skipped: Counter[str] = Counter()
 
-    def gain(self, draft: Draft) -> float:
-        """Tokens that a draft with scores is expected to add, less the cost of verifying them."""
-        return self._gain(self._estimates.chances(draft))
-
-    def _gain(self, chances: Sequence[float]) -> float:
-        return sum(max(0.0, chance - ROW_COST) for chance in chances)
-
-    def _cost(self, head: Drafter) -> float:
-        cost = self._estimates.cost(head.name)
-        return UNKNOWN_COST if cost is None else cost
-
-    def pays(self, head: Drafter) -> bool:
-        """True: ask it where no other drafter has a draft. Now and then also where it does not pay."""
-        if self._gains[head.name] > self._cost(head):
-            return True
-        self._skipped[head.name] += 1
-        return self._skipped[head.name] % PROBE_EVERY == 0
-
-    def further_ask(self, head: Drafter, ask: Ask, draft: Draft) -> Ask | None:
-        """The ask for a head beside this draft: to replace it, to continue it, or None."""
-        chances = self._estimates.chances(draft)
-        gain, reach = self._gain(chances), chances[-1] if chances else 1.0
-        replaces = self._gains[head.name] - gain
-        continues = reach * self._gains[head.name] if ask.budget > len(draft) else 0.0
-        if max(replaces, continues) <= self._cost(head) * (1 + gain):  # tokens lost by the longer round
-            return None
-        if replaces >= continues:
-            return ask
-        return Ask(ask.seq, ask.budget - len(draft), (*ask.after, *draft.tokens), None, ask.forced_budget)
-
-    def learn(self, head: Drafter, drafts: Sequence[Draft]) -> None:
-        for draft in drafts:
-            if draft and _is_scored(draft):
-                gain = self.gain(draft)
-                self._gains[head.name] = GAIN_DECAY * self._gains[head.name] + (1 - GAIN_DECAY) * gain
+def _within(ask: Ask, nodes: int) -> Ask:
+    """The ask for so many nodes at most."""
+    return ask if nodes >= ask.budget else replace(ask, budget=nodes)
 
 
 class _DraftInProgress:
     """One draft, as it goes from drafter to drafter."""
 
-    __slots__ = ("ask", "ended", "last", "rejected_sources", "segments")
+    __slots__ = ("ask", "ended", "last", "reach", "rejected_sources", "segments")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask  # for what follows the segments so far
         self.segments: list[Draft] = []
+        self.reach = 1.0  # P(all segments are accepted)
         self.last: Drafter | None = None  # of the last segment
         self.rejected_sources: list[str] = []  # the drafter of each token the grammar rejected
         self.ended = ask.cursor is not None and ask.cursor.finished
 
     def may_ask(self, drafter: Drafter) -> bool:
         if self.ask.cursor is None:
-            return True
+            return not _needs_grammar(drafter)
         if self.last is not None:
             interleaved = drafter.interleaves or self.last.interleaves
             if not interleaved or drafter is self.last:

@@ -12,6 +12,7 @@ CANONICAL: Final = 0.9  # the score where the text is forced, but other tokens c
 class Grammar(Drafter):
     name = "grammar"
     interleaves = True
+    needs_grammar = True
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [NO_DRAFT if ask.cursor is None else self._draft(ask, ask.cursor) for ask in asks]

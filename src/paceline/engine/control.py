@@ -1,17 +1,40 @@
-"""How far to draft: the length with the highest expected tokens per time, 0 where none pays."""
+"""One decision per pass: which drafters are asked, and how many nodes of which drafts are verified.
 
-from collections import defaultdict
+Renewal-reward: tokens per time are highest in the long run if every pass takes what its time is worth, where
+time is worth the tokens that it brings on average (Dinkelbach 1967). That average is the price of a
+microsecond: the rate of plain decoding for all that run or wait, times the speed-up of late. A drafter is
+asked if its expected gain exceeds the price of its time, and nodes of all sequences are verified in the order
+of their chances while each exceeds the price of its row. So speculation fades out by itself as rows get dear.
+
+A bank of saved time bounds the loss where estimates are wrong (see Bank).
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.engine.estimates import CostCurve, ListEstimates, Prior
-from paceline.types import Controller, Draft, DrafterEstimates, Round, Seq
+from paceline.engine.estimates import MAX_OUTLIER, Acceptance, CostCurve, DraftTime, Gain, Prior, TextFactor
+from paceline.types import NO_DRAFT, ROOT, Ask, Controller, Draft, DraftPolicy, Round, Seq
 
-MARGIN: Final = 1.03  # a draft must promise this many times the rate of plain decoding
-PROBE_EVERY: Final = 32  # plain rounds before one is spent on finding out whether drafting pays again
-PROBE_LENGTH: Final = 2  # nodes
-CHEAP_DRAFT_SHARE: Final = 0.05  # of a pass: time that drafting may take without a plan
-MIN_ROUNDS: Final = 8  # rounds after which the recent gain decides
+ROWS_AHEAD: Final = 4  # over which the price of a row is a mean, before the draft is known
+CAUTION: Final = 0.97  # factor on chances: of many estimates the highest are too high
+MIN_GAIN: Final = 0.02  # tokens of a sequence below which nothing is worth the trouble
+EXPLORED: Final = 0.003  # of the time: for asking a drafter that does not seem to pay
+EXPLORED_SAVINGS: Final = 0.1  # of the time that drafts have saved: the same
+MAX_EXPLORED: Final = 8.0  # tokens of such time that may be saved up
+PROBE_NODES: Final = 2  # asked for then
+TIMED_DRAFTS: Final = 4  # until the time of a drafter is known
+IDLE_PASSES: Final = 4  # before drafters that do not pay are considered again
+READ_PASSES: Final = 64  # of one sequence in which a head reads hidden states though it does not seem to pay
+OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
+MAX_NODES: Final = 64  # of a draft
+SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
+NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
+MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
+SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
+DEBT_SHARE: Final = 0.01  # the same for each token so far
+COOL_DOWN: Final = (16, 512)  # tokens of that while: the first time, and at most
 
 
 class Fixed(Controller):
@@ -20,140 +43,441 @@ class Fixed(Controller):
     It has no estimates: scores of trained heads are believed as they are, not calibrated.
     """
 
-    def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+    def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
         return [seq.spec.max_draft for seq in seqs]
 
     def learn(self, rounds: Sequence[Round]) -> None:
         return
 
 
-class Rate(Controller):
-    """Picks the draft length with the most expected tokens per measured time, 0 included.
+@dataclass(slots=True)
+class Bank:
+    """Time saved by drafts, in tokens of plain decoding, and when to stop drafting.
 
-    Drafts with scores are cut afterwards, node by node. Where one more node costs next to nothing, they are
-    made as long as the request allows; else their length follows from the acceptance so far. Their recent
-    gain decides whether they are made at all, if they cost anything.
+    In debt, a pass that loses is followed by COOL_DOWN tokens of plain decoding, twice as many each time. A
+    pass loses at most n tokens' time. So N tokens take no longer than 1 + DEBT_SHARE + n / 512 times plain
+    decoding and MAX_DEBT + 6 n tokens' time, whatever the drafters do.
     """
+
+    saved: float = 0.0
+    tokens: int = 0
+    plain: int = 0  # tokens still to be decoded without drafts
+    cool_down: int = COOL_DOWN[0]
+
+    def add(self, tokens: int, cost: float) -> None:
+        """A pass with `tokens` beyond what plain decoding gives, and its cost in tokens."""
+        gain = tokens - cost
+        self.saved += gain
+        in_debt = self.saved < -MAX_DEBT - DEBT_SHARE * self.tokens
+        if in_debt and gain < -SMALL_LOSS and not self.plain:
+            self.plain = self.cool_down
+            self.cool_down = min(2 * self.cool_down, COOL_DOWN[1])
+        elif gain > 0 and not in_debt:
+            self.cool_down = max(self.cool_down // 2, COOL_DOWN[0])
+
+
+@dataclass(slots=True)
+class _Text:
+    """The state of one sequence."""
+
+    route: str
+    reads: int = 0  # passes in which heads read its hidden states even if they do not seem to pay
+    bank: Bank = field(default_factory=Bank)
+    factors: dict[str, TextFactor] = field(default_factory=dict)  # by drafter
+    gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
+    # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
+    to_explore: float = 0.05
+    explored: dict[str, float] = field(default_factory=dict)
+    idle: int = 0  # passes until drafters are considered again
+    scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
+    chances: list[float] = field(default_factory=list)
+    shadow: Draft = NO_DRAFT  # of an earlier pass: its nodes are compared with the tokens as they come
+    node: int = ROOT  # of the shadow: the last one that has come true
+
+
+Key = tuple[str, str]  # route and drafter
+
+
+class Rate(Controller, DraftPolicy):
+    """Maximises tokens per measured time, plain decoding included."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.cost = CostCurve(prior)
-        self._lists: defaultdict[tuple[str, ...], ListEstimates] = defaultdict(ListEstimates)
-        # Lists whose drafts of this pass must not be cut to nothing.
-        self._probing: set[tuple[str, ...]] = set()
+        self._acceptance: dict[Key, Acceptance] = {}
+        self._gains: dict[Key, Gain] = {}
+        self._draft_us: dict[str, DraftTime] = {}  # of one ask, by drafter
+        self._own_us = 0.0  # of this controller and of the list of drafters, for one ask
+        self._texts: dict[str, _Text] = {}
+        self._read_us: dict[str, float] = {}  # of one sequence's hidden states, by drafter
+        self._explored = 0.0  # tokens of time to spend on such reading by drafters that do not seem to pay
+        self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
+        self._untimed: set[str] = set()  # whose time is not known before this pass
+        self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
+        self._after_prompt = False  # a prompt was in the last pass
+        self._plain_us = self._real_us = 0.0  # of late: as plain decoding would have taken, and as it was
 
-    def estimates(self, drafters: tuple[str, ...]) -> DrafterEstimates:
-        return self._lists[drafters]
+    @property
+    def speedup(self) -> float:
+        """Of late, over plain decoding; 1 where it is less."""
+        return max(1.0, self._plain_us / self._real_us) if self._real_us else 1.0
 
-    def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
-        self._probing.clear()
-        return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
+    def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
+        return self
 
-    def _budget(self, seq: Seq, rows: int) -> int:
-        if not seq.spec.max_draft:
+    def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
+        self._readers.clear()
+        self._untimed.clear()
+        if not seqs:
+            return []
+        context = max([len(seq.tokens) for seq in seqs])
+        users = len(seqs) + waiting
+        self._us_price = self.speedup * users / self.cost(users, context)
+        added_us = self.cost(rows + ROWS_AHEAD, context) - self.cost(rows, context)
+        self._row_price = self._us_price * added_us / ROWS_AHEAD
+        return [self._planned(seq) for seq in seqs]
+
+    def _planned(self, seq: Seq) -> int:
+        spec = seq.spec
+        if not spec.max_draft or not spec.drafters:
             return 0
-        spec, context, known = seq.spec, len(seq.tokens), self._lists[seq.spec.drafters]
-        draft_us, max_draft, plain_us = known.draft_us, spec.max_draft, self.cost(rows, context)
-        cheap_us = CHEAP_DRAFT_SHARE * plain_us
-        trimmed = spec.accept == "match" and known.scored
-        if trimmed and draft_us(max_draft) < cheap_us:
-            return max_draft
-        tokens = known.acceptance.expected(max_draft)
-        costs = self.cost.curve(rows, len(tokens), context)
-        rates = [t / (us + draft_us(k)) for k, (t, us) in enumerate(zip(tokens, costs, strict=True))]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        if trimmed and known.gain.rounds >= MIN_ROUNDS:
-            flat = draft_us(max_draft) - draft_us(1) < cheap_us
-            best = max_draft if flat else max(best, PROBE_LENGTH)
-            pays = known.gain.rate(self.cost, rows, context) * plain_us >= MARGIN
-            return best if pays else self._probe(spec.drafters, best, max_draft)
-        if best and rates[best] >= MARGIN * rates[0]:
-            return best
-        return self._probe(spec.drafters, PROBE_LENGTH, max_draft)
+        text = self._text(seq)
+        text.scored = NO_DRAFT
+        if text.idle and spec.adaptive:
+            text.idle -= 1
+            return 0
+        return spec.max_draft
+
+    def _text(self, seq: Seq) -> _Text:
+        text = self._texts.get(seq.id)
+        if text is None:
+            route = f"{seq.route} {'sampled' if seq.params.temperature else 'greedy'}"
+            text = self._texts[seq.id] = _Text(route)
+        return text
+
+    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+        text = self._text(seq)
+        first = reach == 1 and not gain
+        if first and not seq.spec.adaptive:
+            return nodes
+        if drafter not in self._draft_us:
+            if drafter in self._untimed:  # its price is learned with one sequence
+                return 0
+            self._untimed.add(drafter)
+        if self._value(text, drafter, reach, gain) > 0:
+            return min(nodes, self._length(text, drafter, reach, seq.spec.accept == "match"))
+        if first and self._may_explore(text, drafter):
+            spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
+            text.explored[drafter] = spent + self._ask_price(drafter)
+            may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
+            return nodes if may_cut else min(nodes, PROBE_NODES)
+        return 0
+
+    def value(self, drafter: str, seq: Seq, reach: float = 1.0, gain: float = 0.0) -> float:
+        return self._value(self._text(seq), drafter, reach, gain)
+
+    def reads(self, drafter: str, seq: Seq) -> bool:
+        reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter)
+        self._readers[drafter] += reads
+        return reads
+
+    def _may_read(self, text: _Text, drafter: str) -> bool:
+        """Where it does not pay, some sequences are read for a while all the same, to see whether it does."""
+        if self._value(text, drafter, 1.0, 0.0) > 0:
+            return True
+        if text.reads:
+            text.reads -= 1
+            return True
+        if text.bank.tokens:  # only from its beginning on
+            return False
+        if drafter not in self._read_us:  # its price is learned with one sequence
+            if drafter in self._untimed:
+                return False
+            self._untimed.add(drafter)
+        price = READ_PASSES * self._us_price * self._read_us.get(drafter, 0.0)
+        if self._explored < price:
+            return False
+        self._explored -= price
+        text.reads = READ_PASSES
+        return True
+
+    def _value(self, text: _Text, drafter: str, reach: float, gain: float) -> float:
+        if text.bank.plain or reach < MIN_GAIN:
+            return 0.0
+        time = self._draft_us.get(drafter)
+        price, us = self._row_price, self._own_us
+        if time is not None:
+            price += self._us_price * time.node_us
+            us += time.draft_us
+        elif drafter in self._read_us:
+            us += self._read_us[drafter]
+        gained = CAUTION * reach * self._gain(text, drafter)(price / (CAUTION * reach))
+        return gained - gain - self._us_price * us - MIN_GAIN
+
+    def _length(self, text: _Text, drafter: str, reach: float, may_cut: bool) -> int:
+        """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
+
+        Else one node more than are expected to pay, since more than were asked for are never seen. The first
+        drafts are short and long by turns, to tell the time of a node from that of a draft.
+        """
+        if self._is_timed(drafter):
+            return PROBE_NODES
+        node_price = self._node_price(drafter)
+        if may_cut and node_price < NOTICEABLE:
+            return MAX_NODES
+        return 1 + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
+
+    def _is_timed(self, drafter: str) -> bool:
+        """True for the short ones of its first drafts."""
+        time = self._draft_us.get(drafter)
+        return time is not None and time.observed < TIMED_DRAFTS and time.observed % 2 == 1
+
+    def _node_price(self, drafter: str) -> float:
+        time = self._draft_us.get(drafter)
+        return self._us_price * time.node_us if time is not None else 0.0
+
+    def _may_explore(self, text: _Text, drafter: str) -> bool:
+        left = min(text.to_explore - text.explored.get(drafter, 0.0), MAX_EXPLORED)
+        return left >= self._ask_price(drafter)
+
+    def _ask_price(self, drafter: str) -> float:
+        time = self._draft_us.get(drafter)
+        return self._us_price * ((time(PROBE_NODES) if time else 0.0) + self._own_us)
+
+    def _gain(self, text: _Text, drafter: str) -> Gain:
+        gain = text.gains.get(drafter)
+        if gain is None:
+            known = self._gains.get((text.route, drafter))
+            if known is None:
+                known = self._gains[text.route, drafter] = Gain()
+            gain = text.gains[drafter] = Gain(known)
+        return gain
+
+    def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        is_timed = self._is_timed(drafter)
+        for ask, draft in zip(asks, drafts, strict=True):
+            text = self._text(ask.seq)
+            if draft:
+                chances = self.chances(ask.seq, draft, len(ask.after))
+                text.scored, text.chances = draft, chances
+                if not (is_timed and len(draft) == PROBE_NODES):  # which was cut short
+                    self._gain(text, drafter).learn(chances)
+            else:
+                self._gain(text, drafter).learn(())
+
+    def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
+        text = self._text(seq)
+        if draft and draft is text.scored:
+            return text.chances
+        given: list[float] = []
+        for source, first, last in _runs(draft):
+            factor = text.factors.get(source)
+            at = depth + (first if draft.parents is None else draft.depth(first) - 1)
+            given += self._known(text.route, source).chances(
+                _scores(draft, first, last), at, factor.value if factor else 1.0
+            )
+        if draft.parents is None:
+            reach = 1.0
+            return [reach := reach * c for c in given]
+        for node, parent in enumerate(draft.parents):
+            if parent != ROOT:
+                given[node] *= given[parent]
+        return given
+
+    def _known(self, route: str, drafter: str) -> Acceptance:
+        known = self._acceptance.get((route, drafter))
+        if known is None:
+            known = self._acceptance[route, drafter] = Acceptance()
+        return known
+
+    def gain(self, seq: Seq, draft: Draft) -> float:
+        row = self._row_price
+        return sum([c - row for c in self.chances(seq, draft) if c > row])
 
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
-        """Adds nodes of all sequences by their chance of being accepted, while the rate grows."""
-        lengths = [len(draft) for draft in drafts]
-        chances = {
-            i: self._lists[seq.spec.drafters].chances(drafts[i])
-            for i, seq in enumerate(seqs)
-            if _may_trim(seq, drafts[i])
-        }
+        """Adds nodes of all sequences by their chances, while their tokens exceed the price of their time."""
+        lengths, chances = [len(draft) for draft in drafts], dict[int, list[float]]()
+        for i, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
+            if not draft:
+                continue
+            text = self._text(seq)
+            if seq.spec.adaptive and seq.spec.accept == "match":
+                lengths[i] = 0
+                if not text.bank.plain:
+                    chances[i] = self.chances(seq, draft)
         if not chances:
             return lengths
-        lengths = [0 if i in chances else nodes for i, nodes in enumerate(lengths)]
-        rows += sum(lengths)
-        context = max(len(seq.tokens) for seq in seqs)
-        tokens = float(len(seqs))
-        plain = best = tokens / self.cost(rows, context)
-        best_lengths, taken = list(lengths), list(lengths)
-        for added, (_, i, node) in enumerate(_by_chance(chances), 1):
-            tokens += chances[i][node]
-            taken[i] = node + 1
-            rate = tokens / self.cost(rows + added, context)
-            if rate > best:
-                best, best_lengths = rate, list(taken)
-        if best >= MARGIN * plain:
-            return best_lengths
-        planned = frozenset(self._probing)
-        for i in chances:
-            names, length = seqs[i].spec.drafters, len(drafts[i])
-            probe = min(PROBE_LENGTH, length)
-            lengths[i] = probe if names in planned else self._probe(names, PROBE_LENGTH, length)
-        self._probing.clear()
+        ordered = _by_chance(chances)
+        context = max([len(seq.tokens) for seq in seqs])
+        us = self.cost.curve(rows + sum(lengths), len(ordered) + 1, context)
+        tokens, best, taken, price, plain_us = 0.0, MIN_GAIN, 0, self._us_price, us[0]
+        for added, (minus_chance, _, _) in enumerate(ordered, 1):
+            tokens -= CAUTION * minus_chance
+            gain = tokens - price * (us[added] - plain_us)
+            if gain > best:
+                best, taken = gain, added
+        for _, i, node in ordered[:taken]:
+            lengths[i] = node + 1
         return lengths
 
-    def _probe(self, drafters: tuple[str, ...], length: int, max_length: int) -> int:
-        known = self._lists[drafters]
-        known.plain_rounds += 1
-        if known.plain_rounds % PROBE_EVERY:
-            return 0
-        self._probing.add(drafters)
-        return min(length, max_length)
-
     def learn(self, rounds: Sequence[Round]) -> None:
-        nodes, drafted = sum(len(r.draft) for r in rounds), sum(r.drafted for r in rounds)
-        for r in rounds:
-            if len(r.draft):
-                self._learn_acceptance(r)
-        decoding = bool(rounds) and rounds[0].rows == len(rounds) + nodes  # no prompt is in the pass
-        for r in {r.drafters: r for r in rounds}.values():
-            self._lists[r.drafters].costs.learn(r, decoding)
-        if not decoding:  # drafters may have read the prompt too
+        if not rounds:
             return
-        self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
+        first, nodes = rounds[0], sum([len(r.draft) for r in rounds])
+        context = max([r.start for r in rounds])
+        decoding = first.rows == len(rounds) + nodes  # no prompt is in the pass
+        if decoding:
+            self.cost.learn(first.rows, first.target_us, context)
+            self._learn_speed(rounds, context)
+        ask_us = self._learn_draft_times(rounds, decoding)
+        token_price = node_price = 0.0
+        if ask_us or nodes:
+            users = sum([bool(r.tokens) for r in rounds])
+            token_price = users / (self.cost(users, context) if self.cost.measured else first.target_us)
+            if nodes:
+                added_us = self.cost(first.rows, context) - self.cost(first.rows - nodes, context)
+                node_price = token_price * added_us / nodes if self.cost.measured else 0.0
+        tokens = 0
         for r in rounds:
-            if r.drafted:
-                draft_us = r.draft_us * r.drafted / drafted
-                self._lists[r.drafters].draft_us.learn(r.drafted, draft_us, r.target_us)
-                if not r.finish:
-                    self._lists[r.drafters].gain.learn(r, draft_us)
+            text, count = self._texts.get(r.request), len(r.tokens)
+            if text is None or not count:
+                continue
+            text.to_explore += EXPLORED * count
+            tokens += count
+            bank = text.bank
+            bank.tokens += count
+            bank.plain = max(0, bank.plain - count)
+            if r.asked:
+                asked_us = sum([ask_us[name] for name in r.asked])
+                cost = token_price * asked_us + node_price * len(r.draft)
+                bank.add(count - 1, cost)
+                if count - 1 > cost:
+                    text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
+            elif r.budget:
+                text.idle = IDLE_PASSES
+            if text.shadow or r.uncut:
+                self._compare(text, r.uncut, r.tokens)
+        self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED)
+
+    def _learn_speed(self, rounds: Sequence[Round], context: int) -> None:
+        first, count = rounds[0], len(rounds)
+        plain_us = sum([len(r.tokens) for r in rounds]) / count * self.cost(count, context)
+        self._plain_us = SPEED_DECAY * self._plain_us + plain_us
+        self._real_us = SPEED_DECAY * self._real_us + first.target_us + first.draft_us
+
+    def _learn_draft_times(self, rounds: Sequence[Round], decoding: bool) -> Mapping[str, float]:
+        """Returns the time of one ask, by drafter.
+
+        Hidden states are those of the pass before: after one with a prompt, they tell nothing.
+        """
+        r, by = rounds[0], rounds[0].draft_us_by
+        after_prompt, self._after_prompt = self._after_prompt, not decoding
+        asks = Counter([name for s in rounds for name in s.asked])
+        if not after_prompt:
+            for name, count in self._readers.items():
+                if count and name in by and name not in asks:
+                    self._read_us[name] = by[name] / count
+        if not asks:
+            return {}
+        own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
+        if not after_prompt:
+            self._own_us += OWN_SHARE * (own_us - self._own_us)
+        nodes = Counter([name for s in rounds for name in s.uncut.sources])
+        ask_us = {}
+        for name, count in asks.items():
+            time = self._draft_us.get(name)
+            if time is None:
+                time = self._draft_us[name] = DraftTime()
+            us = by.get(name, 0) / count
+            if not after_prompt or not self._readers[name]:
+                time.learn(nodes[name] / count, us, r.target_us / r.batch)
+            own = min(own_us, MAX_OUTLIER * self._own_us)
+            ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
+        return ask_us
+
+    def _compare(self, text: _Text, draft: Draft, tokens: Sequence[int]) -> None:
+        """Compares the draft, and one that was cut earlier, with the tokens that were committed.
+
+        So drafts are scored in the shadow too: nodes that were never verified.
+        """
+        if text.shadow:
+            text.node = self._walk(text, text.shadow, text.node, tokens)
+            if text.node == _ENDED:
+                text.shadow = NO_DRAFT
+        if draft:
+            node = self._walk(text, draft, ROOT, tokens)
+            if node != _ENDED and not text.shadow:
+                text.shadow, text.node = draft, node
+
+    def _walk(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
+        """Learns from each node that a token reaches, from `node` on; the last that came true, or _ENDED."""
+        if draft.parents is not None:
+            return self._walk_tree(text, draft, node, tokens)
+        first = node + 1
+        reached = draft.tokens[first : first + len(tokens)]
+        right = next(
+            (i for i, (a, b) in enumerate(zip(reached, tokens, strict=False)) if a != b), len(reached)
+        )
+        end = first + right + (right < len(reached))  # of the nodes observed, a wrong one included
+        for source, start, stop in _runs(draft):
+            a, b = max(start, first), min(stop, end)
+            if a < b:
+                self._observe(text, source, _scores(draft, a, b), a, min(first + right, b) - a)
+        return end - 1 if right == len(tokens) and end < len(draft) else _ENDED
+
+    def _walk_tree(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
+        for token in tokens:
+            right = _ENDED
+            for child in draft.children(node):
+                accepted = draft.tokens[child] == token
+                right = child if accepted else right
+                source = draft.sources[child] if draft.sources else ""
+                self._observe(
+                    text, source, _scores(draft, child, child + 1), draft.depth(child) - 1, int(accepted)
+                )
+            if right == _ENDED:
+                return _ENDED
+            node = right
+        return node if draft.children(node) else _ENDED
+
+    def _observe(
+        self, text: _Text, source: str, scores: Sequence[float | None], depth: int, accepted: int
+    ) -> None:
+        expected = self._known(text.route, source).learn(scores, depth, accepted)
+        certain = scores.count(1.0)
+        if certain < len(scores):
+            factor = text.factors.get(source)
+            if factor is None:
+                factor = text.factors[source] = TextFactor()
+            factor.learn(len(scores) - certain, expected, max(0, accepted - certain))
+
+    def end(self, seq: Seq) -> None:
+        self._texts.pop(seq.id, None)
 
     def forget(self, drafter: str) -> None:
-        for names in [names for names in self._lists if drafter in names]:
-            self._lists[names] = self._lists[names].without(drafter)
-
-    def forget_list(self, drafters: tuple[str, ...]) -> None:
-        self._lists.pop(drafters, None)
-
-    def _learn_acceptance(self, r: Round) -> None:
-        accepted = _unforced(r.draft, r.path)
-        depth = max(_unforced(r.draft, path) for path in r.draft.paths())
-        verified = accepted if r.finish else depth  # nodes beyond the end of the output were not rejected
-        known = self._lists[r.drafters]
-        known.acceptance.learn(verified, accepted)
-        known.scored = bool(r.draft.scores)
-        if known.scored:
-            known.scores.learn(r)
+        self._acceptance = {key: known for key, known in self._acceptance.items() if key[1] != drafter}
+        self._gains = {key: known for key, known in self._gains.items() if key[1] != drafter}
+        self._draft_us.pop(drafter, None)
+        for text in self._texts.values():
+            text.gains.pop(drafter, None)
+            text.factors.pop(drafter, None)
 
 
-def _unforced(draft: Draft, path: Sequence[int]) -> int:
-    """The nodes on a path that could have been rejected."""
-    return sum(draft.scores[node] < 1 for node in path) if draft.scores else len(path)
+_ENDED: Final = -2  # no node: the walk through a draft is over
 
 
-def _may_trim(seq: Seq, draft: Draft) -> bool:
-    """A sampled node must not be dropped for its token, unless the target chooses by itself."""
-    return seq.spec.adaptive and seq.spec.accept == "match" and len(draft.scores) == len(draft) > 0
+def _runs(draft: Draft) -> list[tuple[str, int, int]]:
+    """Nodes in a row by one drafter: source, first, and the one after the last. In a tree each is alone."""
+    sources, count = draft.sources or ("",) * len(draft), len(draft)
+    if draft.parents is not None:
+        return [(source, i, i + 1) for i, source in enumerate(sources)]
+    if sources[0] == sources[-1] and sources.count(sources[0]) == count:
+        return [(sources[0], 0, count)]
+    starts = [i for i in range(count) if not i or sources[i] != sources[i - 1]]
+    return [(sources[i], i, j) for i, j in zip(starts, [*starts[1:], count], strict=True)]
+
+
+def _scores(draft: Draft, first: int, last: int) -> Sequence[float | None]:
+    return draft.scores[first:last] if draft.scores else (None,) * (last - first)
 
 
 def _by_chance(chances: Mapping[int, Sequence[float]]) -> list[tuple[float, int, int]]:
@@ -162,6 +486,9 @@ def _by_chance(chances: Mapping[int, Sequence[float]]) -> list[tuple[float, int,
     for i, of_draft in chances.items():
         smallest = 1.0
         for node, chance in enumerate(of_draft):
-            smallest = min(smallest, chance)
+            if chance < smallest:
+                smallest = chance
             ordered.append((-smallest, i, node))
-    return sorted(ordered)
+    if len(chances) > 1:
+        ordered.sort()
+    return ordered

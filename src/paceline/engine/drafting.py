@@ -1,9 +1,10 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from time import perf_counter_ns
 from typing import Final
 
 from torch import Tensor
@@ -21,8 +22,14 @@ MAX_LISTS: Final = 256  # lists of drafters that are remembered while no sequenc
 class Drafting:
     """The drafters of an engine, and the controller that decides how much of their drafts to verify."""
 
-    def __init__(self, target: Target, drafters: Mapping[str, Drafter], controller: Controller) -> None:
-        self._target = target
+    def __init__(
+        self,
+        target: Target,
+        drafters: Mapping[str, Drafter],
+        controller: Controller,
+        timer: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self._target, self._timer = target, timer
         self._drafters = dict(drafters)
         self._controller = controller
         self._lists: dict[tuple[str, ...], DrafterList] = {}  # oldest first
@@ -37,7 +44,9 @@ class Drafting:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             self._forget_idle_list()
             members = [self._drafters[n] for n in names]
-            self._lists[names] = DrafterList(members, self._controller.estimates(names), self._failures)
+            self._lists[names] = DrafterList(
+                members, self._controller.policy(names), self._failures, self._timer
+            )
         return self._lists[names]
 
     def _forget_idle_list(self) -> None:
@@ -45,7 +54,6 @@ class Drafting:
         idle = (names for names in self._lists if not self._running[names])
         if len(self._lists) >= MAX_LISTS and (oldest := next(idle, None)) is not None:
             del self._lists[oldest]
-            self._controller.forget_list(oldest)
 
     def begin(self, seq: Seq) -> None:
         self._running[seq.spec.drafters] += 1
@@ -54,6 +62,7 @@ class Drafting:
     def end(self, seq: Seq) -> None:
         self._running -= Counter([seq.spec.drafters])  # a count of 0 goes
         self.drafter(seq).end(seq)
+        self._controller.end(seq)
 
     def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
         """Replaces the drafter of the same name and drops all estimates about it."""
@@ -68,15 +77,22 @@ class Drafting:
                 alone.begin(seq)
 
     def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
-        if len(scheduled) == 1:
-            return self.drafter(scheduled[0].seq).taps
-        return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
+        taps: set[int] = set()
+        for s in scheduled:
+            if (drafter := self.drafter(s.seq)).taps:
+                s.readers, of_seq = drafter.readers(s.seq)
+                taps.update(of_seq)
+        return tuple(sorted(taps))
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> None:
-        """Sets the budgets: at most what the controller and the request allow."""
-        rows = sum([len(s.fed) for s in scheduled])
-        budgets = self._controller.plan([s.seq for s in scheduled], rows)
-        for s, budget in zip(scheduled, budgets, strict=True):
+    def plan(self, scheduled: Sequence[Scheduled], waiting: int = 0) -> None:
+        """Sets the budgets: at most what the controller and the request allow.
+
+        waiting: sequences that have no part in this pass, and no token yet.
+        """
+        rows, scored = sum([len(s.fed) for s in scheduled]), [s for s in scheduled if s.scored]
+        waiting += len(scheduled) - len(scored)
+        budgets = self._controller.plan([s.seq for s in scored], rows, waiting)
+        for s, budget in zip(scored, budgets, strict=True):
             s.budget = max(0, min(budget, s.seq.spec.max_draft))
 
     def _limit(self, s: Scheduled) -> None:
@@ -91,19 +107,23 @@ class Drafting:
         if seq.cursor is not None and seq.spec.max_draft:
             s.forced_budget = min(MAX_FORCED, room - s.budget)
 
-    def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
-        """Sets the drafts; returns microseconds by drafter."""
-        draft_ns: dict[str, int] = {}
+    def draft(self, scheduled: Sequence[Scheduled]) -> tuple[dict[str, int], int]:
+        """Sets the drafts; returns microseconds by drafter, and the part of them that is older.
+
+        That is for reading the hidden states of the pass before.
+        """
+        draft_ns = self._read_ns()
+        read_us = sum([ns // 1000 for ns in draft_ns.values()])
         for s in scheduled:
             self._limit(s)
         asking = [s for s in scheduled if s.budget or s.forced_budget]
         if not asking:
-            return {}
+            return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
         for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             asks = [Ask(s.seq, s.budget, (), _hints(s.seq), s.forced_budget) for s in group]
             for s, draft in zip(group, drafter.draft(asks), strict=True):
-                s.drafted = len(draft)
+                s.drafted, s.asked = len(draft), tuple(drafter.asked.get(s.seq.id, ()))
                 draft = _above_threshold(draft.first(s.budget + s.forced_budget), s.seq.spec.threshold)
                 s.draft = self._usable(draft, drafter.name)
             for name, ns in drafter.draft_ns.items():
@@ -111,8 +131,17 @@ class Drafting:
         rows = sum(len(s.fed) for s in scheduled)
         lengths = self._controller.trim([s.seq for s in asking], [s.draft for s in asking], rows)
         for s, nodes in zip(asking, lengths, strict=True):
-            s.draft = s.draft.first(nodes)
-        return {name: ns // 1000 for name, ns in draft_ns.items()}
+            s.uncut, s.draft = s.draft, s.draft.first(nodes)
+        return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
+
+    def _read_ns(self) -> dict[str, int]:
+        """Nanoseconds since the last call, by drafter."""
+        spent: dict[str, int] = {}
+        for drafters in self._lists.values():
+            for name, ns in drafters.read_ns.items():
+                spent[name] = spent.get(name, 0) + ns
+            drafters.read_ns.clear()
+        return spent
 
     def observe(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
@@ -134,17 +163,17 @@ class Drafting:
 
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
-        committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps]
+        committed = [s for s in scheduled if s.kept_nodes is not None and s.readers]
         for group in _by_drafters(committed):
             drafter = self.drafter(group[0].seq)
-            hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
-            drafter.on_hidden(
-                [
-                    _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)
-                    for s in group
-                    if s.kept_nodes is not None
-                ]
-            )
+            hidden = {tap: scores.hidden[tap] for tap in drafter.taps if tap in scores.hidden}
+            readers = {s.seq.id: s.readers for s in group}
+            rows = [
+                _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)
+                for s in group
+                if s.kept_nodes is not None
+            ]
+            drafter.show_hidden(rows, readers)
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token outside the target's vocabulary, each node with a source."""

@@ -58,11 +58,14 @@ class Engine:
         config: EngineConfig | None = None,
         eos: frozenset[int] = frozenset(),
         clock: Callable[[], float] = monotonic,
+        timer: Callable[[], int] = perf_counter_ns,
     ) -> None:
+        """clock: seconds, for deadlines. timer: nanoseconds, for the time of drafts and passes."""
         self.config = config = config or EngineConfig()
         self.target = target
         self.controller = controller
-        self._drafting = Drafting(target, drafters, controller)
+        self._timer = timer
+        self._drafting = Drafting(target, drafters, controller, timer)
         self._sinks = tuple(sinks)
         self._eos = eos
         self._scheduler = _scheduler(config, target, clock)
@@ -154,7 +157,7 @@ class Engine:
         Where passes run beside the host, the next one is launched before this one's rounds are made and
         reported, if nothing has to happen between the two.
         """
-        away_ns = perf_counter_ns() - self._returned_ns
+        away_ns = self._timer() - self._returned_ns
         current, rounds = self._take_launched()
         self._report_last()
         following = self._prepare(current, away_ns)
@@ -173,7 +176,7 @@ class Engine:
         results = [r for _, r in self._unreported]
         if not current.scores.running or any(r.finish for r in results):
             self._report_last()
-        self._returned_ns = perf_counter_ns()
+        self._returned_ns = self._timer()
         return rounds + results
 
     def _take_launched(self) -> tuple["_Launched", list[Round]]:
@@ -187,29 +190,29 @@ class Engine:
         scheduled, settled = self._schedule()
         if not scheduled and not settled:
             self._masking.wait()
-        self._drafting.plan(scheduled)
+        self._drafting.plan(scheduled, self._scheduler.waiting)
         launched = self._launch(scheduled)
         return launched, failed + settled + launched.ended
 
     def _launch(self, scheduled: list[Scheduled]) -> "_Launched":
         """Drafts, begins masks, and starts a pass."""
-        started = perf_counter_ns()
-        by_drafter = self._drafting.draft(scheduled)
-        drafted = perf_counter_ns()
+        started = self._timer()
+        by_drafter, read_us = self._drafting.draft(scheduled)
+        drafted = self._timer()
         masks_of, masked = self._begin_masks(scheduled)
         try:
             scheduled, scores, ended = self._forward(scheduled, masks_of)
         except BaseException:
             self._masking.end_pass()
             raise
-        return _Launched(scheduled, scores, ended, masked, started, drafted, by_drafter)
+        return _Launched(scheduled, scores, ended, masked, started, drafted, by_drafter, read_us)
 
     def _wait(self, launched: "_Launched", away_ns: int) -> tuple["_RowsOnHost", int]:
         """The output of a pass, its masks, and its microseconds.
 
         away_ns: before this step. It is no part of a pass launched earlier that has ended meanwhile.
         """
-        asked = perf_counter_ns()
+        asked = self._timer()
         try:
             rows = _RowsOnHost(launched.scores)
             for s in launched.masked:
@@ -217,7 +220,7 @@ class Engine:
                 s.late, s.masks = result is None, result or FREE
         finally:
             self._masking.end_pass()
-        now = perf_counter_ns()
+        now = self._timer()
         ended_before = now - asked < INSTANT_NS and launched.drafted < self._returned_ns
         return rows, (now - launched.drafted - (away_ns if ended_before else 0)) // 1000
 
@@ -396,7 +399,7 @@ class Engine:
             seq.computed = held  # drafters do not see its row, which no token follows
             return Outcome(finish="stop")
         verdict, scored = rows.verdict(s, first)
-        new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
+        new = (*[s.draft.tokens[i] for i in verdict.path], verdict.token)
         finish = self._append(seq, new)
         committed = len(seq.tokens) - start
         rows_kept = verdict.path[: committed - 1]  # the last token stays pending, as in plain decoding
@@ -481,10 +484,11 @@ class _Launched:
     started: int  # drafting, in nanoseconds
     drafted: int
     by_drafter: Mapping[str, int]  # microseconds
+    read_us: int  # of hidden states, before that: part of the draft's time
 
     def cost(self, target_us: int) -> Pass:
         rows = sum([s.rows for s in self.scheduled])
-        draft_us = (self.drafted - self.started) // 1000
+        draft_us = (self.drafted - self.started) // 1000 + self.read_us
         return Pass(len(self.scheduled), rows, draft_us, target_us, self.by_drafter)
 
 

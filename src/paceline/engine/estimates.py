@@ -1,30 +1,34 @@
-"""Running estimates: the time of a pass; acceptance, calibration, time and gain of each list of drafters.
+"""Running estimates: the time of a pass; acceptance, time and gain of each drafter.
 
 All of them forget exponentially, so that they follow the text and the machine. A request starts with what
-earlier requests with the same list of drafters have taught.
+earlier requests of its route have taught. Nothing here reads a clock: the same formulas serve an engine that
+runs and a replay of its traces.
 """
 
-from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
 from typing import Final
-
-from paceline.types import ROOT, DrafterEstimates, Round
 
 DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
 MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 CONTEXT_STEP: Final = 32  # tokens of context in which the time of a pass counts as constant
 MAX_PRIORS: Final = 4096  # remembered
-MAX_POSITION: Final = 16  # acceptance is learned by position in the draft, up to here
-PRIOR: Final = (1.4, 2.0)  # accepted and verified nodes, before any evidence
 DECAY: Final = 0.97  # weight of old evidence at each new observation
-GAIN_DECAY: Final = 0.9  # the same for recent gains, in rounds
-TIME_DECAY: Final = 0.93  # the same for the times of drafters and passes, in passes
+TEXT_DECAY: Final = 0.9  # the same for what is special about one text
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
 # Variance of draft lengths, in nodes squared, below which they count as equal.
 MIN_LENGTH_SPREAD: Final = 0.25
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
+
+SCORES: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # edges of the bins of scores
+UNSCORED: Final = len(SCORES) + 1  # the bin of nodes without a score
+DEPTHS: Final = (0, 1, 2, 2, 3, 3, 3, 3, 4)  # the bin of each depth in the draft; deeper: the last
+NO_SCORE: Final = 0.7  # P(accepted) of a node without a score, before any evidence
+TRUST: Final = 0.9  # accepted nodes over the sum of their scores, before any evidence
+CELL_WEIGHT: Final = 5.0  # observations that the prior of a cell counts for
+TEXT_WEIGHT: Final = 4.0  # the same for what is special about one text
+CHANCES: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges of the bins of chances
+FIRST_CHANCES: Final = (0.6, 0.4, 0.25, 0.15)  # of the nodes of a draft, before any evidence
 
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 
@@ -50,6 +54,11 @@ class CostCurve:
         self._passes = 0
         self._known: list[int] = []  # the row counts with a correction, ascending
         self._priors: dict[tuple[int, int], float] = {}  # by rows and steps of context
+
+    @property
+    def measured(self) -> bool:
+        """False: only the form of the curve is known."""
+        return not self._fresh
 
     def learn(self, rows: int, us: float, context: int = 0) -> None:
         expected = self._expected(rows, context)
@@ -116,150 +125,225 @@ class CostCurve:
         return self._correction[low] + share * (self._correction[high] - self._correction[low])
 
 
+def expected_tokens(chances: Sequence[float]) -> list[float]:
+    """E(K) for K = 0, 1, ...: tokens of a pass with K drafted nodes, the target's own token included.
+
+    chances[i]: P(node i is accepted | all before it were). With all of them equal to a this is
+    (1 - a^(K+1)) / (1 - a) (Leviathan et al., arXiv 2211.17192).
+    """
+    tokens, reach, out = 1.0, 1.0, [1.0]
+    for chance in chances:
+        reach *= chance
+        tokens += reach
+        out.append(tokens)
+    return out
+
+
+def best_length(tokens: Sequence[float], us: Sequence[float]) -> int:
+    """The K with the most expected tokens[K] per us[K]: all of them, since us is a step function."""
+    rates = [t / u for t, u in zip(tokens, us, strict=True)]
+    return max(range(len(rates)), key=rates.__getitem__)
+
+
 class Acceptance:
-    """P(position i is accepted | all before it were), for one list of drafters."""
+    """P(a node is accepted | its parent was) of one drafter: discounted counts by score and depth.
+
+    The prior of a cell is the score itself, corrected by what the drafter's scores were good for in all.
+    Nodes that no committed token has reached are censored: they are never observed.
+    """
+
+    __slots__ = ("_accepted", "_cells", "_claimed")
 
     def __init__(self) -> None:
-        self._cells = [PRIOR] * MAX_POSITION  # accepted, verified
+        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # score and depth -> accepted, observed
+        self._accepted, self._claimed = TRUST * CELL_WEIGHT, CELL_WEIGHT
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        for i in range(min(drafted, accepted + 1, MAX_POSITION)):  # later positions were not verified
-            hits, verified = self._cells[i]
-            self._cells[i] = (DECAY * hits + (i < accepted), DECAY * verified + 1)
+    def chances(self, scores: Sequence[float | None], depth: int = 0, text: float = 1.0) -> list[float]:
+        """Of nodes that follow one another, the first at this depth.
 
-    def expected(self, max_length: int) -> list[float]:
-        """Expected tokens of a round with a draft of 0, 1, ... max_length nodes."""
-        tokens, survive, out = 1.0, 1.0, [1.0]
-        for i in range(max_length):
-            hits, verified = self._cells[min(i, MAX_POSITION - 1)]
-            survive *= hits / verified
-            tokens += survive
-            out.append(tokens)
+        A score of 1 is certain; None: the drafter gives none. text: a factor on all, see TextFactor.
+        """
+        factor, get, out = min(self._accepted / self._claimed, MAX_CALIBRATION), self._cells.get, []
+        for score in scores:
+            if score == 1:
+                out.append(1.0)
+            else:
+                at = DEPTHS[depth] if depth < 8 else DEPTHS[8]
+                if score is None:
+                    chance, cell = NO_SCORE, get((UNSCORED, at))
+                else:
+                    chance, cell = factor * score, get((bisect_right(SCORES, score), at))
+                if cell is not None:
+                    chance = (cell[0] + CELL_WEIGHT * chance) / (cell[1] + CELL_WEIGHT)
+                chance *= text
+                out.append(chance if chance < 0.999 else 0.999)
+            depth += 1
         return out
 
+    def learn(self, scores: Sequence[float | None], depth: int, accepted: int) -> float:
+        """So many of these nodes were accepted, and the one after them, if any, was not.
 
-class ScoreCalibration:
-    """Accepted nodes over the sum of their scores, for each drafter."""
+        Returns how many were to be expected before, but for those that were certain.
+        """
+        factor, cells, expected = min(self._accepted / self._claimed, MAX_CALIBRATION), self._cells, 0.0
+        for i, score in enumerate(scores):
+            if score == 1:
+                continue
+            at = DEPTHS[min(depth + i, 8)]
+            key = (UNSCORED if score is None else bisect_right(SCORES, score), at)
+            prior = NO_SCORE if score is None else factor * score
+            hits, observed = cells.get(key, (0.0, 0.0))
+            expected += (hits + CELL_WEIGHT * prior) / (observed + CELL_WEIGHT)
+            hit = i < accepted
+            cells[key] = (DECAY * hits + hit, DECAY * observed + 1)
+            if score is not None:
+                self._accepted = DECAY * self._accepted + hit
+                self._claimed = DECAY * self._claimed + score
+        return expected
+
+    def state(self) -> list[list[float]]:
+        """For a file."""
+        cells = [[*key, *(round(x, 4) for x in cell)] for key, cell in self._cells.items()]
+        return [[self._accepted, self._claimed], *cells]
+
+    @classmethod
+    def of(cls, state: Sequence[Sequence[float]]) -> "Acceptance":
+        made = cls()
+        (made._accepted, made._claimed), *cells = state
+        made._cells = {(int(score), int(depth)): (hits, n) for score, depth, hits, n in cells}
+        return made
+
+
+class TextFactor:
+    """How much better or worse than elsewhere a drafter does on one text: accepted over expected nodes."""
+
+    __slots__ = ("_accepted", "_expected", "value")
 
     def __init__(self) -> None:
-        self._accepted: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
-        self._claimed: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
+        self._accepted = self._expected = 0.0
+        self.value = 1.0
 
-    def __call__(self, drafter: str) -> float:
-        return min(self._accepted[drafter] / self._claimed[drafter], MAX_CALIBRATION)
+    def learn(self, nodes: int, expected: float, accepted: int) -> None:
+        """Forgets towards 1: what was special about a text long ago need not be special now."""
+        keep = TEXT_DECAY**nodes
+        self._accepted = keep * self._accepted + accepted
+        self._expected = keep * self._expected + expected
+        value = (TEXT_WEIGHT + self._accepted) / (TEXT_WEIGHT + self._expected)
+        self.value = min(max(value, 0.05), MAX_CALIBRATION)
 
-    def learn(self, r: Round) -> None:
-        """Verified are the nodes that follow the last committed token or an accepted node."""
-        accepted = {ROOT, *r.path}
-        for node, score in enumerate(r.draft.scores):
-            parent = r.draft.parent(node)
-            if parent not in accepted or (r.finish and parent == (r.path[-1] if r.path else ROOT)):
-                continue
-            source = r.draft.sources[node]
-            if score < 1:
-                self._accepted[source] = DECAY * self._accepted[source] + (node in accepted)
-                self._claimed[source] = DECAY * self._claimed[source] + score
 
-    def forget(self, drafter: str) -> None:
-        self._accepted.pop(drafter, None)
-        self._claimed.pop(drafter, None)
+class Gain:
+    """Expected tokens of a draft beyond the price of its rows, at any price: discounted counts of its nodes.
+
+    A node pays where its chance of being accepted exceeds the price of a row, so the mean of the chances says
+    too little: half of the drafts sure and half hopeless gain more than all of them doubtful. The gain on one
+    text is that on its whole route, as far as the text says nothing else.
+    """
+
+    __slots__ = ("_chances", "_decay", "_drafts", "_newest", "_nodes", "_route")
+
+    def __init__(self, route: "Gain | None" = None) -> None:
+        """route: the gain on the text's route; without one this is a route's."""
+        self._route, self._decay = route, DECAY if route is None else TEXT_DECAY
+        self._newest = 1.0  # the weight of the newest draft: weights grow, instead of old ones being decayed
+        self._drafts = 0.0  # drafts, their nodes by chance, and the sum of the chances
+        self._nodes, self._chances = [0.0] * (len(CHANCES) + 1), [0.0] * (len(CHANCES) + 1)
+        if route is None:
+            self._add(FIRST_CHANCES, list(map(_bin, FIRST_CHANCES)), CELL_WEIGHT)
+
+    def __call__(self, price: float) -> float:
+        """Tokens of a draft, at this price of a row in tokens."""
+        first, gain = bisect_right(CHANCES, price), 0.0
+        for nodes, chances in zip(self._nodes[first:], self._chances[first:], strict=True):
+            net = chances - price * nodes
+            if net > 0:
+                gain += net
+        return self._mean(gain, self._route(price) if self._route is not None else 0.0)
+
+    def nodes_above(self, price: float) -> float:
+        """How many nodes of a draft exceed this price, on average."""
+        nodes = sum(self._nodes[bisect_right(CHANCES, price) :])
+        return self._mean(nodes, self._route.nodes_above(price) if self._route is not None else 0.0)
+
+    def _mean(self, total: float, on_route: float) -> float:
+        if self._route is None:
+            return total / self._drafts
+        prior = TEXT_WEIGHT * self._newest
+        return (total + prior * on_route) / (self._drafts + prior)
+
+    def learn(self, chances: Sequence[float]) -> None:
+        """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft."""
+        bins = [bisect_right(CHANCES, chance) for chance in chances]
+        self._add(chances, bins, 1.0)
+        if self._route is not None:
+            self._route._add(chances, bins, 1.0)
+
+    def _add(self, chances: Sequence[float], bins: Sequence[int], count: float) -> None:
+        self._newest /= self._decay
+        if self._newest > 1e6:
+            self._scale(1 / self._newest)
+        weight, nodes, sums = count * self._newest, self._nodes, self._chances
+        self._drafts += weight
+        for i, chance in zip(bins, chances, strict=True):
+            nodes[i] += weight
+            sums[i] += weight * chance
+
+    def _scale(self, factor: float) -> None:
+        self._newest *= factor
+        self._drafts *= factor
+        self._nodes = [factor * x for x in self._nodes]
+        self._chances = [factor * x for x in self._chances]
+
+    def state(self) -> list[list[float]]:
+        """For a file."""
+        rows = ([self._drafts], self._nodes, self._chances)
+        return [[round(x / self._newest, 4) for x in row] for row in rows]
+
+    @classmethod
+    def of(cls, state: Sequence[Sequence[float]]) -> "Gain":
+        made = cls()
+        (made._drafts,), nodes, chances = state
+        if not made._drafts > 0 or not len(nodes) == len(chances) == len(CHANCES) + 1:
+            raise ValueError("a gain with other bins")
+        made._newest, made._nodes, made._chances = 1.0, list(nodes), list(chances)
+        return made
+
+
+def _bin(chance: float) -> int:
+    return bisect_right(CHANCES, chance)
 
 
 class DraftTime:
     """Microseconds of a draft by its nodes: a least-squares line, one part per draft and one per node.
 
-    Only drafts of different lengths can tell the two apart; until then all of it counts as per node.
+    Only drafts of different lengths can tell the two apart; until then all of it counts as per draft.
     """
+
+    __slots__ = ("_nodes", "_products", "_squares", "_us", "_weight", "draft_us", "node_us", "observed")
 
     def __init__(self) -> None:
         self._weight = self._nodes = self._us = self._squares = self._products = 0.0
-        self._line: tuple[float, float] | None = None  # of no nodes, of each node
+        self.draft_us = 0.0  # of a draft, whatever its nodes
+        self.node_us = 0.0  # of each node
+        self.observed = 0  # drafts
 
-    def learn(self, nodes: int, us: float, target_us: int) -> None:
-        us = min(us, MAX_OUTLIER * max(self(nodes), target_us))
-        self._weight = DECAY * self._weight + 1
+    def learn(self, nodes: float, us: float, max_us: float = 0.0) -> None:
+        """max_us: a longer time is an outlier, unless earlier ones were as long."""
+        if self._weight:
+            us = min(us, MAX_OUTLIER * max(self(nodes), max_us))
+        self.observed += 1
+        weight = self._weight = DECAY * self._weight + 1
         self._nodes = DECAY * self._nodes + nodes
         self._us = DECAY * self._us + us
         self._squares = DECAY * self._squares + nodes * nodes
         self._products = DECAY * self._products + nodes * us
-        self._line = None
+        mean_nodes, mean_us = self._nodes / weight, self._us / weight
+        spread = self._squares / weight - mean_nodes**2
+        covariance = self._products / weight - mean_nodes * mean_us
+        slope = max(covariance / (spread + MIN_LENGTH_SPREAD), 0.0)
+        self.node_us = min(slope, mean_us / mean_nodes) if mean_nodes else 0.0
+        self.draft_us = mean_us - self.node_us * mean_nodes
 
-    def __call__(self, nodes: int) -> float:
-        if not self._weight or not nodes:
-            return 0.0
-        if self._line is None:
-            self._line = self._fitted()
-        return self._line[0] + self._line[1] * nodes
-
-    def _fitted(self) -> tuple[float, float]:
-        mean, us = self._nodes / self._weight, self._us / self._weight
-        spread = self._squares / self._weight - mean**2
-        covariance = self._products / self._weight - mean * us
-        share = us / mean
-        slope = min(max((covariance + MIN_LENGTH_SPREAD * share) / (spread + MIN_LENGTH_SPREAD), 0.0), share)
-        return us - slope * mean, slope
-
-
-class RecentGain:
-    """Moving averages of tokens and time of rounds with a draft, also if all of it was cut."""
-
-    def __init__(self) -> None:
-        self.rounds, self._tokens, self._nodes, self._us = 0, 0.0, 0.0, 0.0
-
-    def learn(self, r: Round, draft_us: float) -> None:
-        self.rounds += 1
-        weight = max(1 - GAIN_DECAY, 1 / self.rounds)
-        self._tokens += weight * (len(r.tokens) - self._tokens)
-        self._nodes += weight * (len(r.draft) - self._nodes)
-        self._us += weight * (min(draft_us, MAX_OUTLIER * max(self._us, r.target_us)) - self._us)
-
-    def rate(self, cost: CostCurve, rows: int, context: int) -> float:
-        """Tokens per microsecond."""
-        return self._tokens / (cost(rows + round(self._nodes), context) + self._us)
-
-
-class DraftCost:
-    """Moving averages of the time each drafter takes for a draft, against that of a pass."""
-
-    def __init__(self) -> None:
-        self._us: dict[str, float] = {}
-        self._pass_us = 0.0
-
-    def learn(self, r: Round, decoding: bool = True) -> None:
-        """One round of a pass tells of all of it. decoding: no prompt is in it, so its time counts too."""
-        if decoding:
-            self._pass_us = _moved(self._pass_us or None, r.target_us)
-        for name, us in r.draft_us_by.items():
-            self._us[name] = _moved(self._us.get(name), us)
-
-    def __call__(self, drafter: str) -> float | None:
-        """In passes of the target; None: unknown."""
-        return self._us[drafter] / self._pass_us if drafter in self._us and self._pass_us else None
-
-
-def _moved(average: float | None, value: float) -> float:
-    return value if average is None else TIME_DECAY * average + (1 - TIME_DECAY) * value
-
-
-@dataclass(slots=True)
-class ListEstimates(DrafterEstimates):
-    """Everything that is known about one list of drafters."""
-
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    scores: ScoreCalibration = field(default_factory=ScoreCalibration)
-    draft_us: DraftTime = field(default_factory=DraftTime)
-    gain: RecentGain = field(default_factory=RecentGain)
-    costs: DraftCost = field(default_factory=DraftCost)
-    scored: bool = False  # the last draft had scores
-    plain_rounds: int = 0
-
-    def calibration(self, drafter: str) -> float:
-        return self.scores(drafter)
-
-    def cost(self, drafter: str) -> float | None:
-        return self.costs(drafter)
-
-    def without(self, drafter: str) -> "ListEstimates":
-        """For a list with another drafter of this name; only the calibration of the others stays."""
-        self.scores.forget(drafter)
-        return ListEstimates(scores=self.scores)
+    def __call__(self, nodes: float) -> float:
+        """0 before any evidence."""
+        return self.draft_us + self.node_us * nodes

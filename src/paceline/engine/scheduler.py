@@ -293,6 +293,9 @@ class Scheduled:
     forced_budget: int = 0  # nodes to draft besides, which the grammar forces
     draft: Draft = NO_DRAFT
     drafted: int = 0  # nodes of the draft before any was cut
+    uncut: Draft = NO_DRAFT  # the draft before the controller cut it
+    asked: tuple[str, ...] = ()  # drafters, once for each time
+    readers: tuple[str, ...] = ()  # drafters that get the hidden states of this pass
     masks: Masks = FREE
     late: bool = False  # its masks are not there after the pass
     verdict: Verdict | None = None
@@ -322,4 +325,6 @@ class Scheduled:
             outcome.logprobs,
             self.drafted,
             cost.draft_us_by,
+            self.uncut,
+            self.asked,
         )

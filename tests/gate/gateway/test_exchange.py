@@ -1,5 +1,6 @@
 """The body that an upstream gets."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -19,7 +20,7 @@ def sent(body: dict[str, Any], key: Key | None, path: str = "/v1/completions", *
     exchange = Exchange(
         id="1", path=path, route=route, key=key, headers=[], raw=raw, body=body, conversation=""
     )
-    return json.loads(exchange.body_for(Upstream(name="a", url="http://a", **upstream)))
+    return json.loads(asyncio.run(exchange.body_for(Upstream(name="a", url="http://a", **upstream))))
 
 
 @pytest.mark.parametrize("given", [{}, {"vllm_xargs": {"tenant": "other"}}, {"vllm_xargs": "wrong"}])

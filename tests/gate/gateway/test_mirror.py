@@ -123,6 +123,15 @@ def test_both_legs_are_one_pair_with_one_seed_and_the_user_sees_only_the_baselin
     assert (pair.cohort, pair.order, pair.temperature) == ("eu", "baseline_first", 0.5)
 
 
+def test_large_bodies_reach_both_legs_whole(both: tuple[Upstream, Upstream], tmp_path: Path) -> None:
+    content = "long \u00e9 " * 20_000
+    with mirroring(tmp_path, both) as running:
+        assert ask(running.client(), content) == "base " + TEXT
+        (pair,) = pairs(running, tmp_path, 1)
+    assert [one.requests[0]["messages"][0]["content"] for one in both] == [content] * 2
+    assert [one.requests[0]["seed"] for one in both] == [pair.seed] * 2
+
+
 def test_without_text_a_pair_tells_only_whether_its_answers_are_equal(
     both: tuple[Upstream, Upstream], tmp_path: Path
 ) -> None:

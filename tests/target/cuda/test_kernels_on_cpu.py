@@ -566,3 +566,16 @@ def test_a_target_does_not_choose_what_needs_logits() -> None:
     assert not asked(logit_bias=((3, 1.0), (3, 1.0)))
     assert not asked(logprobs=1)
     assert sampler_of(Seq("s", [1], 1, SamplingParams(), SpecConfig(accept="residual"))) is None
+
+
+def test_tokens_of_a_pass_may_be_read_after_the_next_pass(target: CudaTarget) -> None:
+    read_late, expected = [], []
+    for token in tokens_of(2, 5):
+        read_late.append(target.forward([Feed("s", [token], sampler=Sampler(0.0, 1, 0, 0))]))
+        target.keep("s", CONTEXT)
+    for token in tokens_of(2, 5):
+        expected.append(int(target.forward([Feed("s", [token])]).logits.argmax()))
+        target.keep("s", CONTEXT)
+    assert all(scores.running for scores in read_late)
+    assert [token for scores in read_late for token in scores.tokens] == expected
+    assert expected[0] != expected[1]

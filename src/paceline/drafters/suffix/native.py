@@ -116,6 +116,8 @@ class NativeIndex(SuffixIndex):
             return columns(elect(matches, budget, width, min_chance, cursor)) if matches else None
         if budget > self._room:
             self._make_room(2 * budget)
+        request = self._request
+        request.budget, request.width, request.min_chance = budget, width, min_chance
         count = self._library.draft(
             self._handle,
             None if past is None else past._handle,
@@ -123,12 +125,7 @@ class NativeIndex(SuffixIndex):
             len(words),
             more.buffer_info()[0],
             len(more),
-            budget,
-            width,
-            min_chance,
-            self._tokens,
-            self._parents,
-            self._chances,
+            self._request_at,
         )
         if count <= 0:
             _check(count)
@@ -140,6 +137,9 @@ class NativeIndex(SuffixIndex):
         self._tokens = (ctypes.c_uint32 * budget)()
         self._parents = (ctypes.c_int32 * budget)()
         self._chances = (ctypes.c_double * budget)()
+        where = (ctypes.addressof(part) for part in (self._tokens, self._parents, self._chances))
+        self._request = _Request(0, 0, 0.0, *where)
+        self._request_at = ctypes.addressof(self._request)
 
     def _matches(self, past: Any, after: "array[int]", budget: int) -> list[Match]:
         """The best ones, each with a log of its own that holds what follows it."""
@@ -157,6 +157,19 @@ class NativeIndex(SuffixIndex):
         return [(length, 0, 0, log) for length, log in zip(lengths, logs, strict=False)]
 
 
+class _Request(ctypes.Structure):
+    """Field by field what suffix.cpp calls Request."""
+
+    _fields_ = (
+        ("budget", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("min_chance", ctypes.c_double),
+        ("tokens", ctypes.c_void_p),
+        ("parents", ctypes.c_void_p),
+        ("chances", ctypes.c_void_p),
+    )
+
+
 def _check(count: int) -> int:
     if count < 0:
         raise MemoryError("no memory for the suffix index")
@@ -167,7 +180,7 @@ class _Library:
     """The functions of suffix.cpp."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        handle, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+        handle, number = ctypes.c_void_p, ctypes.c_int64
         quick = ctypes.PyDLL(library._name, handle=library._handle)
 
         def function(name: str, *types: Any, result: Any = number) -> Any:
@@ -185,8 +198,7 @@ class _Library:
         self.copy = function("copy", handle, handle, handle, handle, result=None)
         self.restore = function("restore", handle, handle, number, handle, number, handle, number)
         self.matches = function("matches", handle, handle, handle, number, number, handle, handle)
-        tokens = (handle, number, handle, number)
-        self.draft = function("draft", handle, handle, *tokens, number, number, real, handle, handle, handle)
+        self.draft = function("draft", handle, handle, handle, number, handle, number, handle)
 
 
 @cache

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -166,7 +166,7 @@ class Route(StrictModel):
     def takes(self, path: str, headers: Mapping[str, str], model: str, key: Key | None) -> bool:
         return self.match is None or self.match.holds(path, headers, model, key)
 
-    @property
+    @cached_property
     def account(self) -> Key:
         """The route's own entry in a RateLimiter."""
         return Key(

@@ -1,5 +1,6 @@
 """One request of a client: its body, its route, the attempts to answer it, and how it ended."""
 
+import asyncio
 import hashlib
 import json
 import time
@@ -13,6 +14,7 @@ from paceline.gate.pair import Arm
 from paceline.gate.upstream import Upstream
 from paceline.web.api_keys import Key
 from paceline.web.rate_limit import Ticket
+from paceline.web.request_body import INLINE_BYTES
 
 CONVERSATION: Final = "x-conversation-id"  # a client's own name for it
 CHUNKED: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their streams end with [DONE]
@@ -81,12 +83,18 @@ class Exchange:
         """The last one tried."""
         return self.tried[-1] if self.tried else ""
 
-    def body_for(self, upstream: Upstream) -> bytes:
+    async def body_for(self, upstream: Upstream) -> bytes:
         """The body as sent, byte for byte, unless the upstream or the gate changes a field."""
         changed = self.changes_for(upstream)
         if not changed:
             return self.raw
-        return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+        return await self.encoded({**self.body, **changed})
+
+    async def encoded(self, body: Mapping[str, Any]) -> bytes:
+        """As JSON; beside the event loop, if the body is large."""
+        if len(self.raw) <= INLINE_BYTES:
+            return _encoded(body)
+        return await asyncio.to_thread(_encoded, body)
 
     def changes_for(self, upstream: Upstream) -> dict[str, Any]:
         """Fields that an upstream gets in place of the client's."""
@@ -102,6 +110,10 @@ class Exchange:
         args = dict(given) if isinstance(given, Mapping) else {}
         args.pop(TENANT, None)
         return args if self.key is None else {**args, TENANT: self.key.name}
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def conversation_of(headers: Mapping[str, str], key: Key | None, body: Mapping[str, Any]) -> str:

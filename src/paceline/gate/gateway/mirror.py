@@ -8,6 +8,7 @@ that refer to its state, are not mirrored, and a second leg is never stored by i
 import asyncio
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections import defaultdict, deque
@@ -27,7 +28,10 @@ from paceline.gate.gateway.spans import EXPERIMENT, PAIR, ROLE, GateSpans, set_l
 from paceline.gate.gateway.upstream_client import UpstreamClient, UpstreamFailure, UpstreamState
 from paceline.gate.leg_recorder import LegRecorder
 from paceline.gate.pair import Arm, Leg, Order, Pair
+from paceline.log import log_error
 from paceline.web.api_errors import CANCELLED
+
+log = logging.getLogger("paceline.gate")
 
 OPT_OUT: Final = ("x-paceline-mirror", "never")  # a header of requests that must not be mirrored
 MIRRORED: Final = "x-paceline-mirror"  # a header of second legs: the pair's id
@@ -151,7 +155,8 @@ class Mirror:
         self._metrics.mirror_running.dec()
         lane.running -= 1
         if not task.cancelled():
-            task.exception()  # retrieved; legs have no errors of their own
+            if (error := task.exception()) is not None:  # ours: those of upstreams are their legs'
+                log_error(log, "a second answer failed", error)
             self._advance(lane)
 
     async def _run(self, job: _Job) -> None:
@@ -173,9 +178,12 @@ class Mirror:
             if not job.ended.cancelled():
                 raise
             return  # counted already
-        pair = _pair(exchange, job.order, {exchange.arm: first, arm: second})
-        pair = await asyncio.to_thread(evaluated, pair, exchange.body)  # the scores outlive the texts
-        pair = await self._explained(exchange, job.config, pair, span)
+        legs: dict[Arm, Leg] = {exchange.arm: first, arm: second}
+
+        def make() -> Pair:
+            return evaluated(_pair(exchange, job.order, legs), exchange.body)  # the scores outlive the texts
+
+        pair = await self._explained(exchange, job.config, await asyncio.to_thread(make), span)
         pair = pair if job.config.text else pair.without_text()
         self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
 
@@ -193,7 +201,7 @@ class Mirror:
     async def _second_leg(
         self, exchange: Exchange, config: MirrorConfig, state: UpstreamState, span: Span
     ) -> Leg:
-        body = json.dumps(_second_body(exchange, state), ensure_ascii=False, separators=(",", ":")).encode()
+        body = await exchange.encoded(_second_body(exchange, state))
         headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
         deadline = asyncio.get_running_loop().time() + config.timeout_s
         recorder = LegRecorder(state.name)

@@ -191,7 +191,7 @@ class Proxy:
     async def _attempt(
         self, exchange: Exchange, state: UpstreamState, progress: "_Progress", span: Span
     ) -> Parts:
-        body = exchange.body_for(state.upstream)
+        body = await exchange.body_for(state.upstream)
         headers = self._spans.propagated(exchange.headers, span)
         sending = self._client.send(state, "POST", exchange.path, headers, body, exchange.deadline)
         if exchange.pair_id and exchange.recorder is None:

@@ -278,7 +278,7 @@ class PassKind(NamedTuple):
     """What a graph is captured for."""
 
     bucket: int  # rows
-    layers: tuple[int, ...]  # to run, ascending
+    layers: tuple[int, ...] = ()  # to run, ascending; (): all
     taps: tuple[int, ...] = ()  # layers whose output is wanted
     scored: bool = True  # whether logits are wanted
     choose: ChooseKind | None = None  # whether tokens are, chosen in the same graph
@@ -401,8 +401,9 @@ class PassKernels:
             self._choose(kind)
             return
         self._kind = kind
+        self._layers = kind.layers or tuple(range(self._shape.layers))
         self._begin()
-        for place, layer in enumerate(kind.layers):
+        for place, layer in enumerate(self._layers):
             self._layer(place, layer)
         if kind.scored:
             self._head()
@@ -427,8 +428,8 @@ class PassKernels:
 
     def _norm_before(self, place: int) -> Tensor:
         """The attention norm of the layer at this place, or the last norm after all of them."""
-        if place < len(self._kind.layers):
-            return self._weights.layers[self._kind.layers[place]].attn_norm
+        if place < len(self._layers):
+            return self._weights.layers[self._layers[place]].attn_norm
         return self._weights.norm
 
     def _layer(self, place: int, layer: int) -> None:
@@ -535,7 +536,7 @@ class PassKernels:
 
     def _head(self) -> None:
         b, head = self._buffers, self._weights.head
-        squares = b.square_sums[2 * len(self._kind.layers)]
+        squares = b.square_sums[2 * len(self._layers)]
         argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
         self._product("store", argument, head)
 

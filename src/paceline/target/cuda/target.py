@@ -100,7 +100,6 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         self._last: _ChosenTokens | None = None  # of the pass that may still be running
         self.vocab_size = shape.vocab_size
         self.layers, self.layer_share = shape.layers, layer_share(shape)
-        self._all_layers = tuple(range(shape.layers))
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._weights.nbytes
 
@@ -120,15 +119,16 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         """Returns once the pass is on its way: whoever reads the tokens waits for it."""
         tapped = self._check_taps(taps) if taps else ()
         self._finish_last()
+        cache, bases = self._cache, []
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
-            self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
+            cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
+            bases.append(cache.length(feed.seq_id))
         self._spare.reset()
-        bases = [self._cache.length(feed.seq_id) for feed in feeds]
         rows = [
             self._feed_rows(feed, feed.draft, base, _scored_from(feed), feed.sampler)
             for feed, base in zip(feeds, bases, strict=True)
         ]
-        results = self._run(rows, self._all_layers, tapped)
+        results = self._run(rows, (), tapped)
         starts, firsts = [0], [0]  # from here on while the GPU works
         for feed, base, one in zip(feeds, bases, rows, strict=True):
             fed = len(feed.tokens)
@@ -271,10 +271,10 @@ def _depth(draft: Draft) -> int:
 def _choose_kind(rows: PassRows, bucket: int) -> ChooseKind:
     cut = history = masked = False
     for s in rows.sequences:
-        if s.sampler is not None:
-            cut = cut or s.sampler.cuts
-            history = history or bool(s.sampler.bias) or s.sampler.penalises
-            masked = masked or s.sampler.masks is not None
+        if (sampler := s.sampler) is not None:
+            cut = cut or sampler.cuts
+            history = history or bool(sampler.bias) or sampler.penalises
+            masked = masked or sampler.masks is not None
     return ChooseKind(bucket, cut, history, masked)
 
 

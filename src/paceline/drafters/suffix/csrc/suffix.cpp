@@ -446,15 +446,23 @@ int64_t paceline_suffix_matches(const Index* own, const Index* past, const Token
   });
 }
 
+// What a draft may be, and where it goes.
+struct Request {
+  int64_t budget, width;
+  double min_chance;
+  Token* tokens;
+  int32_t* parents;
+  double* chances;
+};
+
 // Extends `own` by new tokens and drafts after them and `after`. Returns the number of nodes.
 int64_t paceline_suffix_draft(Index* own, const Index* past, const Token* tokens, int64_t count,
-                              const Token* after, int64_t after_count, int64_t budget, int64_t width,
-                              double min_chance, Token* nodes, int32_t* parents, double* chances) {
+                              const Token* after, int64_t after_count, const Request* request) {
   return guarded([&] {
     own->extend(tokens, count);
     const std::vector<Match> matches = best_matches(*own, past, after, after_count);
-    Tree tree(budget, nodes, parents, chances);
-    if (!matches.empty()) elect(matches, width, min_chance, tree);
+    Tree tree(request->budget, request->tokens, request->parents, request->chances);
+    if (!matches.empty()) elect(matches, request->width, request->min_chance, tree);
     return static_cast<int64_t>(tree.size());
   });
 }

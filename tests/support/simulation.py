@@ -1,0 +1,227 @@
+"""A simulated machine under a real engine: a pass and a draft take as long as a cost model says.
+
+Time is simulated, so bounds on it can be asserted. Texts are scripts known beforehand; whether a drafter is
+right at a position is a pure function of its name, the sequence and the position.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters.none import NoDrafter
+from paceline.engine.control import Rate
+from paceline.engine.engine import Engine
+from paceline.target.cost import CostTable
+from paceline.types import Ask, CacheStats, Controller, Draft, Drafter, Feed, HiddenRows, Round, Scores, Seq
+
+VOCAB = 1 << 15
+PLAIN = SpecConfig(("none",), max_draft=0)
+# Milliseconds of a pass by rows, at contexts of 256 and 2048 tokens, as measured on two cores and on an H200.
+SMALL_CPU = CostTable(
+    {256: {1: 4.3, 2: 4.6, 4: 5.0, 8: 6.9, 16: 12.0}, 2048: {1: 5.2, 2: 5.8, 4: 7.0, 8: 10.8, 16: 19.5}}
+)
+LARGE_CPU = CostTable({256: {1: 23.9, 2: 25.2, 4: 31.9, 8: 48.6, 16: 92.2}})
+SMALL_GPU = CostTable({256: {1: 0.40, 2: 0.41, 8: 0.42, 16: 0.44, 32: 0.50, 64: 0.65}})
+
+
+def uniform(*key: object) -> float:
+    """A fixed number from 0 to 1 for each key (FNV-1a with a finalizer)."""
+    h = 0xCBF29CE484222325
+    for byte in repr(key).encode():
+        h = (h ^ byte) * 0x100000001B3 % (1 << 64)
+    for shift in (33, 29, 32):
+        h = (h ^ (h >> shift)) * 0xFF51AFD7ED558CCD % (1 << 64)
+    return h / (1 << 64)
+
+
+@dataclass
+class Timer:
+    """Simulated nanoseconds."""
+
+    now: int = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def pass_us(self, us: float) -> None:
+        self.now += round(1000 * us)
+
+
+def scripted(seq: str, position: int) -> int:
+    """The token at a position of the output."""
+    return int(uniform("text", seq, position) * (VOCAB - 1))
+
+
+class ScriptedTarget:
+    """Writes its scripts at the price of a cost table. It computes nothing."""
+
+    vocab_size, max_context, capacity, invariant_rows, bytes_held = VOCAB, 1 << 20, 1 << 24, 1024, 0
+    fingerprint = "scripted"
+
+    def __init__(self, cost: CostTable, timer: Timer, noise: float = 0.0) -> None:
+        """noise: share by which a pass may be slower."""
+        self._cost, self._timer, self._noise = cost, timer, noise
+        self._seqs: dict[str, Seq] = {}
+        self.passes = 0
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        return CacheStats(1, 1, 0, 0, 0, 0, 0)
+
+    def describe(self) -> str:
+        return "scripted"
+
+    def open(self, seq: Seq) -> int:
+        self._seqs[seq.id] = seq
+        return 0
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        self.passes += 1
+        tokens: list[int] = []
+        starts, firsts, rows = [], [], 0
+        for feed in feeds:
+            seq = self._seqs[feed.seq_id]
+            starts.append(len(tokens))
+            firsts.append(rows)
+            rows += len(feed.tokens) + len(feed.draft)
+            if feed.scored:
+                at = len(seq.tokens) - seq.prompt_len
+                depths = (0, *(feed.draft.depth(node) for node in range(len(feed.draft))))
+                tokens += [scripted(seq.id, at + depth) for depth in depths]
+        context = max(len(self._seqs[feed.seq_id].tokens) for feed in feeds)
+        slower = 1 + self._noise * uniform("noise", self.passes)
+        self._timer.pass_us(1000 * self._cost(rows, context) * slower)
+        hidden = {tap: torch.zeros(rows, 1) for tap in taps}
+        return Scores(torch.empty(0, 0), tuple(starts), tuple(firsts), hidden, tokens)
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        return
+
+    def close(self, seq_id: str) -> None:
+        del self._seqs[seq_id]
+
+    def forget(self, tenant: str) -> None:
+        return
+
+
+Chance = Callable[[str, int], float | None]  # sequence and position to P(right); None: no draft
+
+
+def constant(chance: float) -> Chance:
+    return lambda seq, position: chance
+
+
+def flipping(high: float, low: float, every: int = 40) -> Chance:
+    """Acceptance that flips after so many tokens."""
+    return lambda seq, position: high if position // every % 2 == 0 else low
+
+
+def bursts(share: float, inside: float, length: int = 24, outside: float | None = None) -> Chance:
+    """Matches as retrieval finds them: it knows stretches of the text, and little or nothing of the rest."""
+
+    def chance(seq: str, position: int) -> float | None:
+        return inside if uniform("burst", seq, position // length) < share else outside
+
+    return chance
+
+
+@dataclass
+class SimulatedDrafter(Drafter):
+    """Right with a known probability at each position, at a known price."""
+
+    name: str
+    chance: Chance
+    timer: Timer
+    us: float = 0.0  # of a draft
+    node_us: float = 0.0  # of each of its nodes
+    batch_us: float = 0.0  # of a call, whatever the number of asks
+    read_us: float = 0.0  # of hidden states, for each sequence and pass
+    claims: Callable[[float], float] | None = lambda chance: min(0.999, chance)  # None: no scores
+    taps: tuple[int, ...] = ()
+    asks: int = field(default=0, init=False)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.asks += len(asks)
+        self.timer.pass_us(self.batch_us)
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        seq = ask.seq
+        first = len(seq.tokens) - seq.prompt_len
+        good = all(token == scripted(seq.id, first + i) for i, token in enumerate(ask.after))
+        tokens, scores = [], []
+        for position in range(first + len(ask.after), first + len(ask.after) + ask.budget):
+            chance = self.chance(seq.id, position)
+            if chance is None:
+                break
+            good = good and uniform(self.name, seq.id, position) < chance
+            tokens.append(scripted(seq.id, position) + (not good))
+            scores.append(self.claims(chance) if self.claims else 0.0)
+        self.timer.pass_us(self.us + self.node_us * len(tokens))
+        return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores) if self.claims else ())
+
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        self.timer.pass_us(self.read_us * len(hidden_rows))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    us: float
+    tokens: int
+    rounds: list[Round] = field(repr=False)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e6 * self.tokens / self.us
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Of one sequence."""
+        return self.tokens / len([r for r in self.rounds if r.tokens])
+
+
+def simulate(
+    cost: CostTable,
+    make: Callable[[Timer], Sequence[Drafter]],
+    spec: SpecConfig,
+    agents: int = 1,
+    tokens: int = 400,
+    prompt: int = 8,
+    answer: int = 0,
+    controller: Controller | None = None,
+    noise: float = 0.0,
+) -> Outcome:
+    """So many agents at once, each with one request after another, until they have `tokens` each on average.
+
+    answer: tokens of one request; 0: as many as that. Agents begin at different points of their answers.
+    """
+    timer = Timer()
+    drafters: Mapping[str, Drafter] = {d.name: d for d in (NoDrafter(), *make(timer))}
+    engine = Engine(
+        ScriptedTarget(cost, timer, noise),
+        drafters,
+        controller or Rate(cost),
+        config=EngineConfig(max_batch=64, threads=1, prefill_chunk=4096, prefill_beside=4096),
+        timer=timer,
+        clock=lambda: timer() / 1e9,
+    )
+    answer = answer or 2 * tokens
+    lengths = [max(1, answer - i * answer // (2 * agents)) for i in range(agents)]  # of the first requests
+    for agent, length in enumerate(lengths):
+        engine.submit(_request(f"{agent}/0", prompt, length, spec))
+    rounds: list[Round] = []
+    done = 0
+    while done < tokens * agents:
+        for r in engine.step():
+            done += len(r.tokens)
+            rounds.append(r)
+            if r.finish:
+                agent_id, number = r.request.split("/")
+                engine.submit(_request(f"{agent_id}/{int(number) + 1}", prompt, answer, spec))
+    return Outcome(timer() / 1000, done, rounds)
+
+
+def _request(name: str, prompt: int, tokens: int, spec: SpecConfig) -> Seq:
+    return Seq(name, [1] * prompt, prompt, SamplingParams(max_tokens=tokens), spec)

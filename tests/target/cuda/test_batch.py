@@ -1,0 +1,48 @@
+"""From feeds to the rows of passes."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_ROWS
+from paceline.target.cuda.batch import PassRows, SpareSlots, chain_pass, feed_rows
+from paceline.types import Draft, Sampler
+
+SAMPLER = Sampler(0.0, 7, 0, 3)
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(0, 12),
+    st.integers(0, 3 * KEY_CHUNK),
+    st.sampled_from([None, SAMPLER, replace(SAMPLER, repetition=1.2)]),
+    st.booleans(),
+)
+def test_a_chain_alone_makes_the_rows_that_any_feed_makes(
+    fed: int, drafted: int, start: int, sampler: Sampler | None, scored: bool
+) -> None:
+    draft, count = Draft(tuple(range(drafted))), fed + drafted
+    feed = feed_rows(
+        "s",
+        list(range(50, 50 + fed)),
+        draft,
+        start,
+        lambda first, end: list(range(1000 + first, 1000 + end)),
+        SpareSlots(0, 0),
+        fed - 1 if scored else count,
+        sampler,
+    )
+    expected = PassRows()
+    expected.add(feed, 0, count)
+    assert chain_pass(feed, 8192) == expected
+
+
+def test_what_is_no_chain_or_needs_two_passes_is_left_to_the_others() -> None:
+    def feed(draft: Draft) -> PassRows | None:
+        rows = feed_rows("s", [1], draft, 0, lambda a, b: list(range(a, b)), SpareSlots(500, 9), 0)
+        return chain_pass(rows, 70)
+
+    assert feed(Draft((1, 2))) is not None
+    assert feed(Draft((1, 2), (-1, -1))) is None
+    assert feed(Draft(tuple(range(MAX_ROWS)))) is None
