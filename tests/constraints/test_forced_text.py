@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.constraints import Compiler, compiler
+from paceline.constraints import Compiler, compiler, sandbox_process
 from paceline.constraints.forced_text import NO_FORCING, forced_text_ends
 from paceline.constraints.grammars import Lark, quoted
 from support.cursors import tokenizer_with
@@ -66,7 +66,7 @@ def test_masks_of_a_grammar_without_end_are_computed(grammar: str) -> None:
 
 def test_the_forced_text_of_such_a_grammar_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int | None] = []
-    real = compiler.compiled
+    real = sandbox_process.compile_grammar
 
     def noted(*given: Any) -> Any:
         limits.append(given[-1])
