@@ -5,6 +5,7 @@ python -m bench own                  decoding, the agent example, overhead, memo
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench lists                lists of drafters as they learn: tokens per pass, time per token
 python -m bench drafters             every drafter in one table, against plain decoding in the same run
+python -m bench control              the controller against plain decoding and fixed lengths, as load rises
 python -m bench draft-pass           what a trained drafter's draft costs beside a pass, as the text grows
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
@@ -37,6 +38,7 @@ COMMANDS = {
     "lists": "bench.drafters.lists",
     "guesses": "bench.drafters.lists",  # its name before 0.2
     "drafters": "bench.drafters.command",
+    "control": "bench.control",
     "draft-pass": "bench.drafters.draft_pass",
     "divergence": "bench.own.divergence",
     "tools": "bench.constraints.tools",

@@ -36,7 +36,7 @@ class Saboteur:
 
     url: str
     kind: Sabotage
-    delay_s: float = 0.01  # of each chunk, by `slower`
+    delay_s: float = 0.03  # of each chunk, by `slower`
     temperature: float = 0.5  # times the request's, by `biased`
     every: int = 100
     numbers: Iterator[int] = field(default_factory=count)  # of requests

@@ -5,7 +5,7 @@ proxy that spoils it (bench/gate/sabotage.py).
 
 --candidate speculative   the defaults; promotion is expected
 --candidate plain         plain decoding again, in another process: A/A, to be held
---candidate slower        10 ms more for every chunk: to be rolled back
+--candidate slower        30 ms more for every chunk: to be rolled back
 --candidate biased        another temperature, at --temperature 1: to be rolled back by `distribution`
 --candidate schemas       --suite schemas; one answer in a hundred loses its last character
 

@@ -134,11 +134,11 @@ def section(result: Result) -> Lines:
         "",
         *batches(result),
         "vLLM 0.26.0, a step, ms: sequences of 300 to 556 tokens, random weights, its host included (the "
-        "median of three, an earlier call; paceline was not timed at this length):",
+        "median of three, another call; the mean context is 436 tokens):",
         "",
         *vllm(result),
         "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
-        "prompts and lengths; only those can be compared. Those beside vLLM are of an earlier call, vLLM in "
+        "prompts and lengths; only those can be compared. Those beside vLLM are of another call, vLLM in "
         "a process of its own:",
         "",
         *rounds(result),

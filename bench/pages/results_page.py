@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import advise, results_folder
+from bench import advise, control, results_folder
 from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
@@ -191,10 +191,21 @@ def soak(result: Result) -> Lines:
     return [*measured(result, "soak"), *lines, *(f"- {problem}" for problem in result["problems"]), ""]
 
 
+def controlled(result: Result) -> Lines:
+    return [
+        *measured(result, "the controller as load rises"),
+        *Table.of(control.COLUMNS, result["rows"]).markdown(),
+        "Times plain decoding, all agents together, only decoding; medians over repeats. Hindsight is the "
+        "best of plain decoding and the fixed lengths for that row.",
+        "",
+    ]
+
+
 KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "peers": compare_table.section,
     "passes": passes,
     "draft_pass": draft_passes,
+    "control": controlled,
     "divergence": divergence,
     "tools": tools,
     "tool_calls": unaided_calls,

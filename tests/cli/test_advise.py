@@ -31,6 +31,15 @@ def test_a_routes_file_that_is_unusable_is_found_before_any_time_is_spent(
     assert "nam" in failure(capsys, "--traces", str(tmp_path / "none.jsonl"), "--routes", str(routes))
 
 
+def test_a_report_that_cannot_be_written_is_found_before_any_time_is_spent(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for option in ("--html", "--routes", "--json"):
+        file = str(tmp_path / "none" / "report")
+        assert "there is no folder" in failure(capsys, "--traces", "a.jsonl", option, file)
+    assert "is a folder" in failure(capsys, "--traces", "a.jsonl", "--html", str(tmp_path))
+
+
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "none.jsonl does not exist" in failure(capsys, "--traces", str(tmp_path / "none.jsonl"))
 

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from paceline.constraints import Compiler, compiler, sandbox_process
 from paceline.constraints.forced_text import NO_FORCING, forced_text_ends
 from paceline.constraints.grammars import Lark, quoted
+from support.cursors import tokenizer_with
 
 ENDLESS = [
     "start: /a*/ start",
@@ -59,3 +62,18 @@ def test_a_grammar_that_leaves_a_choice_may_force_text(grammar: str) -> None:
 def test_masks_of_a_grammar_without_end_are_computed(grammar: str) -> None:
     walk = [sys.executable, "-I", "-c", WALK, Lark(grammar).rules("start", quoted)]
     assert subprocess.run(walk, check=False).returncode == 0
+
+
+def test_the_forced_text_of_such_a_grammar_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    real = sandbox_process.compile_grammar
+
+    def noted(*given: Any) -> Any:
+        limits.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(compiler, "compiled", noted)
+    tokenizer = tokenizer_with(["{{"], [])
+    cursor = Compiler(tokenizer, tokenizer.vocab_size).cursor(Lark('start: "{{" /-+/ ";"'))
+    assert limits == [None]
+    assert cursor.forced() == cursor.canonical() == []

@@ -74,6 +74,13 @@ def test_an_unsure_draft_is_replaced_by_a_better_one(clock: Clock) -> None:
     assert Lists(first, head).rounds(1).sources == ("b",) * 4
 
 
+def test_a_head_that_has_nothing_to_say_replaces_nothing(clock: Clock) -> None:
+    """As one does that has read no hidden states yet."""
+    first, head = Says(clock, "a", (0.3,)), Says(clock, "b", (), 100, head=True)
+    assert Lists(first, head).rounds(1).sources == ("a",)
+    assert head.asked
+
+
 def test_a_sure_and_long_draft_stays(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.95,) * 8), Says(clock, "b", (0.9,) * 8, 100, head=True)
     lists = Lists(first, head)

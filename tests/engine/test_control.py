@@ -291,7 +291,7 @@ def test_a_bank_in_debt_stops_drafts_for_longer_each_time() -> None:
         if bank.plain:
             bank.plain -= 1
             continue
-        bank.add(0, 1.5, drafted=True)
+        bank.add(0, 1.5)
         if bank.plain:
             stops.append(bank.plain)
     assert stops[0] == 16
@@ -302,7 +302,7 @@ def test_a_bank_in_debt_stops_drafts_for_longer_each_time() -> None:
 
 def test_a_profitable_draft_shortens_the_next_stop() -> None:
     bank = Bank(cool_down=128)
-    bank.add(3, 0.5, drafted=True)
+    bank.add(3, 0.5)
     assert bank.cool_down == 64
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -157,10 +158,8 @@ def test_errors_of_the_candidate_are_findings() -> None:
 def test_the_command_exits_with_its_verdict_and_writes_reports(
     tmp_path: Path, delay: float | None, code: int, decision: str
 ) -> None:
-    traces = tmp_path / "traces.jsonl"
     count = 5 if delay is None else 80
-    lines = [{"messages": [{"role": "user", "content": f"{i} a <b> c d"}]} for i in range(count)]
-    traces.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    traces = traces_file(tmp_path, count)
     policy = tmp_path / "policy.yaml"
     policy.write_text("rate_margin: 0.15\nmax_ttft_ratio: 100.0\n")
     files = [tmp_path / name for name in ("r.json", "r.html", "pairs.jsonl")]
@@ -192,12 +191,51 @@ def test_the_command_exits_with_its_verdict_and_writes_reports(
         ([], "either --traces or --suite"),
         (["--traces", "x.jsonl", "--baseline-body", "[]"], "a JSON object"),
         (["--suite", "bfl"], "bfcl"),
+        (["--traces", "x.jsonl", "--html", "no-such-folder/r.html"], "no folder no-such-folder"),
     ],
 )
 def test_a_wrong_option_is_explained(arguments: list[str], fault: str) -> None:
     url = "http://127.0.0.1:9"
     result = CliRunner().invoke(app, ["gate", "run", "--baseline", url, "--candidate", url, *arguments])
     assert fault in str(result.exception)
+
+
+def traces_file(folder: Path, count: int) -> Path:
+    file = folder / "traces.jsonl"
+    lines = [{"messages": [{"role": "user", "content": f"{i} a <b> c d"}]} for i in range(count)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_a_file_without_requests_is_a_mistake_and_no_verdict(tmp_path: Path) -> None:
+    traces = traces_file(tmp_path, 2)  # both only warm up
+    with scripted(last_words) as (url, _):
+        arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
+        result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UsageError)
+    assert "no request to compare" in str(result.exception)
+
+
+def test_ctrl_c_keeps_the_pairs_so_far(tmp_path: Path) -> None:
+    """The report names the bodies, too: one server with two of them is an experiment."""
+    traces, pairs, page = traces_file(tmp_path, 9), tmp_path / "pairs.jsonl", tmp_path / "r.html"
+    requests = 0
+
+    def answer(request: dict[str, Any]) -> str:
+        nonlocal requests
+        requests += 1
+        if requests == 10:  # of the fifth pair, the third that counts
+            signal.raise_signal(signal.SIGINT)
+        return last_words(request)
+
+    with scripted(answer) as (url, _):
+        arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
+        arguments += ["--candidate-body", '{"top_k": 7}', "--pairs", str(pairs), "--html", str(page)]
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 130, result.output
+    assert len(pairs.read_text().splitlines()) in (2, 3)
+    assert "end_to_end_gain" in result.output  # no name is cut on 80 columns
+    assert "top_k" in page.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_a_rollout_that_is_not_automatic_waits_for_its_operator(
     code, out, _ = run(capsys, "gate", "status", *where)
     assert code == 0
     assert "x: mirroring, the candidate serves 0% of users" in out
-    assert "promote after 400 pairs" in out
+    assert "\n  promote after 400 pairs\n" in out  # its reasons are on lines of their own
     assert run(capsys, "gate", "set", "x", "0.25", "--reason", "looks good", *where)[0] == 0
     asyncio.run(promoter.look())
     assert promoter.share("x") == 0.25

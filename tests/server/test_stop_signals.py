@@ -14,13 +14,20 @@ import pytest
 from paceline import EngineConfig
 from paceline.server.launch import ServerSettings, build, draining_server, uvicorn_config
 from paceline.trace.store import Store
+from paceline.web.connections import ConnectionLimits
 from support.servers import START_S, toy_chat_model, until
 
 
 def test_a_third_ctrl_c_cuts_connections(tmp_path: Path) -> None:
     """A client that does not read keeps its connection after the second one."""
     engine = EngineConfig("cpu", cache_mb=64)
-    settings = ServerSettings(str(toy_chat_model(tmp_path)), engine=engine, store="none", drain_s=600)
+    settings = ServerSettings(
+        str(toy_chat_model(tmp_path)),
+        engine=engine,
+        store="none",
+        drain_s=600,
+        connections=ConnectionLimits(write_timeout_s=600),
+    )
     app = build(settings)
     server = draining_server(uvicorn_config(app, settings, port=0), app, settings, "serving")
     thread = threading.Thread(target=server.run, daemon=True)
@@ -43,7 +50,7 @@ def test_a_third_ctrl_c_cuts_connections(tmp_path: Path) -> None:
         assert thread.is_alive()
         assert not server.force_exit
         server.handle_exit(signal.SIGINT, None)
-        thread.join(60)
+        thread.join(30)
         assert not thread.is_alive()
 
 

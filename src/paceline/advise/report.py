@@ -14,6 +14,7 @@ from paceline.advise.replay import PassCost
 TEMPLATE: Final = Path(__file__).parent / "report.html"
 CHART_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 CHART_CONTEXTS: Final = (256, 2048)
+FEW_CONVERSATIONS: Final = 5  # fewer make no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ def cost_table(cost: PassCost) -> dict[int, dict[int, float]]:
     return {c: {n: round(cost(n, c), 3) for n in CHART_ROWS} for c in CHART_CONTEXTS}
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def html(advice: Advice) -> str:
     from jinja2 import Environment, select_autoescape
 
@@ -85,6 +90,7 @@ def html(advice: Advice) -> str:
         autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["mib"] = lambda size: f"{size / MIB:,.0f} MiB"
+    environment.globals.update(counted=counted, few=FEW_CONVERSATIONS)
     environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     template = environment.from_string(TEMPLATE.read_text("utf-8"))
     charts = {one.route: [svg(chart) for chart in _route_charts(one)] for one in advice.routes}

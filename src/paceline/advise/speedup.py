@@ -24,30 +24,30 @@ _MANY_ROWS: Final = 4096  # far beyond the crossover of any curve
 class Roofline:
     """The pass of a model: bound by memory for few rows, by arithmetic for many (Williams et al., 2009)."""
 
-    ms: float  # of one row
+    target_ms: float  # of one row
     row_ms: float = 0.0  # of each further row while the pass is bound by memory
     compute_ms: float = 0.0  # arithmetic of one row
 
     def __post_init__(self) -> None:
-        require_positive(self, "ms")
+        require_positive(self, "target_ms")
         require_min(self, row_ms=0, compute_ms=0)
 
     def __call__(self, rows: int) -> float:
-        return max(self.ms + self.row_ms * (rows - 1), self.compute_ms * rows)
+        return max(self.target_ms + self.row_ms * (rows - 1), self.compute_ms * rows)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """The time of a draft: one part for each draft, one for each of its tokens."""
 
-    token_ms: float = 0.0
-    start_ms: float = 0.0
+    draft_ms: float = 0.0  # of each drafted token
+    draft_start_ms: float = 0.0  # of each draft
 
     def __post_init__(self) -> None:
-        require_min(self, token_ms=0, start_ms=0)
+        require_min(self, draft_ms=0, draft_start_ms=0)
 
     def __call__(self, length: int) -> float:
-        return self.start_ms + self.token_ms * length if length else 0.0
+        return self.draft_start_ms + self.draft_ms * length if length else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.options import MODEL_HELP, EngineOptions, grouped
+from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_writable
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ class ReportOptions:
         str | None, typer.Option("--json", help="All figures as one object; - prints it.")
     ] = None
 
+    def check(self) -> None:
+        figures = None if self.json_file in (None, "-") else Path(str(self.json_file))
+        require_writable(self.html, self.routes, figures)
+
 
 def classify(body: Mapping[str, Any]) -> str:
     """The class of a prompt, as routes have it."""
@@ -99,6 +103,7 @@ def advise(
     engine: EngineOptions,
 ) -> None:
     """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
+    reports.check()
     existing = _existing(reports.routes)
     advice = _advice(traffic, effort, drafter, engine)
     if reports.html is not None:
@@ -278,6 +283,8 @@ def _show_progress(what: str, done: int, total: int) -> None:
 
 
 def _print(advice: "Advice") -> None:
+    from paceline.advise.report import FEW_CONVERSATIONS, counted
+
     out = Console(highlight=False, soft_wrap=True)
     table = Table("route", "advice", "tokens per pass", "decoding", "turns", "drafters", "length")
     for one in advice.routes:
@@ -288,12 +295,15 @@ def _print(advice: "Advice") -> None:
             f"{rate.value:.2f} ({rate.low:.2f} to {rate.high:.2f})",
             f"{one.best.speedup.value:.2f} x",
             f"{one.best.turn_speedup:.2f} x",
-            ", ".join(one.best.drafters),
-            str(one.best.max_draft),
+            ", ".join(one.best.drafters) if one.enabled else "",
+            str(one.best.max_draft) if one.enabled else "",
         )
     out.print(table)
     for one in advice.routes:
         out.print(f"{one.route}: {one.reason}", markup=False)
+        if one.replayed < FEW_CONVERSATIONS:
+            sample = f"{counted(one.outputs, 'output')} of {counted(one.replayed, 'conversation')}"
+            out.print(f"  from {sample} only: give it more --requests and --minutes", markup=False)
     if advice.busy:
         out.print("The machine was busy while passes were measured: speed-ups are uncertain.")
     out.print(f"Memory: {advice.memory.verdict}.", markup=False)

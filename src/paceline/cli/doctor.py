@@ -27,7 +27,7 @@ def report() -> dict[str, Any]:
         "native engine": _native(device.type),
         "cuda kernels": _cuda(device.type),
         "sampling": describe_sampling(),
-        "model folder": str(home),
+        "PACELINE_HOME": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
     }
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline.cli.options import grouped
+from paceline.cli.options import grouped, require_writable
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:  # other commands start without statistics
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # other commands start without statistics
     from paceline.gate.verdict import Verdict
 
 MAX_REASONS = 6  # printed
+INTERRUPTED = 130  # exit code after Ctrl-C, as of shells
 URL_HELP = "An OpenAI-compatible server: http://host:port."
 
 out = Console(highlight=False, soft_wrap=True)
@@ -53,6 +54,12 @@ class ArmOptions:
             model=given["model"],
             extra_body=_object(f"--{arm}-body", given["body"]),
         )
+
+    def about(self) -> dict[str, str]:
+        """For the report: one server with two bodies is an experiment too."""
+        facts = {"baseline": self.baseline, "candidate": self.candidate}
+        bodies = {"baseline body": self.baseline_body, "candidate body": self.candidate_body}
+        return facts | {name: body for name, body in bodies.items() if body != "{}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,9 @@ class ReportOptions:
     pairs_file: Annotated[Path | None, typer.Option("--pairs", help="Write the pairs as JSON lines.")] = None
     texts: Annotated[bool, typer.Option(help="Prompts and answers into --pairs and --html too.")] = False
 
+    def check(self) -> None:
+        require_writable(self.json_file, self.html_file, self.pairs_file)
+
     def write(self, done: "GateRun", about: dict[str, Any]) -> None:
         from paceline.gate.report import html_report, json_report
 
@@ -140,8 +150,10 @@ def run(
 
     No tool is ever executed. The code that answers the suite `code` runs in a child process with limits.
     """
-    from paceline.gate.replay import Judge, Replay, run_gate
+    from paceline.gate.replay import GateRun, Judge, Replay, run_gate
+    from paceline.gate.verdict import decide
 
+    report.check()
     replay = Replay(
         baseline=arms.upstream("baseline"),
         candidate=arms.upstream("candidate"),
@@ -154,30 +166,39 @@ def run(
     columns = (MofNCompleteColumn(), TextColumn("pairs, {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("no verdict yet", total=cases.max_pairs)
+        pairs: list[Pair] = []
 
         def step(pair: "Pair", verdict: "Verdict | None") -> None:
+            pairs.append(pair)
             shown.advance(task)
             if verdict is not None:
                 shown.update(task, description=verdict.decision)
 
-        done = asyncio.run(run_gate(replay, wanted, step))
-    about = {"baseline": arms.baseline, "candidate": arms.candidate, "requests": cases.source}
-    report.write(done, about | _models(done.pairs))
+        interrupted = False
+        try:
+            done = asyncio.run(run_gate(replay, wanted, step))
+        except KeyboardInterrupt:
+            if not pairs:
+                raise
+            done, interrupted = GateRun(decide(pairs, replay.policy), tuple(pairs)), True
+    report.write(done, arms.about() | {"requests": cases.source} | _models(done.pairs))
     show(done.verdict)
-    raise typer.Exit(done.verdict.exit_code)
+    raise typer.Exit(INTERRUPTED if interrupted else done.verdict.exit_code)
 
 
 def show(verdict: "Verdict") -> None:
     from paceline.gate.report import shown
 
-    table = Table("check", "segment", "state", "estimate", "interval", "margin", "pairs", "missing")
+    table = Table(box=None, pad_edge=False, collapse_padding=True)  # 80 columns are enough
+    for name in ("check", "state", "estimate", "interval", "margin", "pairs", "missing"):
+        table.add_column(name, no_wrap=name != "interval", overflow="fold")
     for f in verdict.findings:
         if f.status == "skipped" or (f.segment != "all" and f.status == "pass"):
             continue
+        where = "" if f.segment == "all" else f" in {f.segment}"
         bounds = f"{shown(f.interval.lower, f.unit)} to {shown(f.interval.upper, f.unit)}"
         table.add_row(
-            f"{f.check}{' *' if f.required else ''}",
-            f.segment,
+            f"{f.check}{' *' if f.required else ''}{where}",
             f.status,
             shown(f.estimate, f.unit),
             bounds,
@@ -186,12 +207,16 @@ def show(verdict: "Verdict") -> None:
             f"{f.missing_pairs:,}" if f.missing_pairs else "",
         )
     out.print(table)
-    more = f"; about {verdict.missing_pairs:,} more pairs are needed" if verdict.missing_pairs else ""
-    out.print(f"{verdict.decision} after {verdict.pairs:,} pairs{more}", markup=False)
+    out.print("* must pass for a promotion\n")
+    show_reasons(verdict)
+
+
+def show_reasons(verdict: "Verdict", indent: str = "") -> None:
+    out.print(f"{indent}{verdict.headline}", markup=False)
     for reason in verdict.reasons[:MAX_REASONS]:
-        out.print(f"  {reason}", markup=False)
+        out.print(f"{indent}  {reason}", markup=False)
     if (rest := len(verdict.reasons) - MAX_REASONS) > 0:
-        out.print(f"  and {rest} more", markup=False)
+        out.print(f"{indent}  and {rest} more", markup=False)
 
 
 def _policy(path: Path | None) -> "Policy":

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli.gate_run import show_reasons
 from paceline.cli.options import AsJson
 from paceline.errors import SettingError, UsageError, unknown_name
 
 if TYPE_CHECKING:  # other commands start without statistics
     from paceline.gate.promotion import Plan
     from paceline.gate.store import GateStore, RolloutState
+    from paceline.gate.verdict import Verdict
 
 SHOWN_CHANGES = 5
 
@@ -38,14 +40,14 @@ def status(config: Config, store: StoreUrl = None, as_json: AsJson = False) -> N
     finally:
         opened.close()
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps([fact for fact, _ in facts]))
         return
-    for fact in facts:
+    for fact, verdict in facts:
         out.print(
             f"{fact['experiment']}: {fact['state']}, the candidate serves {fact['share']:.0%} of users",
             markup=False,
         )
-        out.print(f"  {fact['summary']}", markup=False)
+        show_reasons(verdict, indent="  ")
         for change in fact["changes"][-SHOWN_CHANGES:]:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(change["created"]))
             shares = f"{change['from_share']:.0%} -> {change['to_share']:.0%}"
@@ -113,18 +115,19 @@ def _change(store: "GateStore", experiment: str, state: "RolloutState", share: f
     print(f"{experiment}: {state}, the candidate serves {share:.0%} of users; gates follow within seconds")
 
 
-def _facts(store: "GateStore", plan: "Plan") -> dict[str, Any]:
+def _facts(store: "GateStore", plan: "Plan") -> "tuple[dict[str, Any], Verdict]":
     from paceline.gate.promotion import verdict_on
 
     rollout = store.rollout(plan.experiment)
     verdict = verdict_on(store, plan.experiment, rollout.since, plan.policy)
     changes = [{**asdict(change), "verdict": None} for change in store.changes(plan.experiment)]
-    return {
+    facts = {
         **asdict(rollout),
         "stages": plan.stages,
         "pairs": verdict.pairs,
         "verdict": verdict.decision,
         "missing_pairs": verdict.missing_pairs,
-        "summary": verdict.summary,
+        "reasons": verdict.reasons,
         "changes": changes,
     }
+    return facts, verdict

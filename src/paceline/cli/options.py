@@ -45,6 +45,17 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def require_writable(*files: Path | None) -> None:
+    """Called before a long run, so that its results are not lost for want of a folder."""
+    for file in files:
+        if file is None:
+            continue
+        if file.is_dir():
+            raise UsageError(f"{file} is a folder: give the name of a file")
+        if not file.absolute().parent.is_dir():
+            raise UsageError(f"{file} cannot be written: there is no folder {file.parent}")
+
+
 def _options(group: type[Any]) -> list[inspect.Parameter]:
     hints, parameters = get_type_hints(group, include_extras=True), []
     for f in fields(group):

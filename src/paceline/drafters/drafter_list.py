@@ -105,7 +105,11 @@ class DrafterList(Drafter):
         for (draft, _, replaces), answer in zip(chosen, answers, strict=True):
             if not replaces:
                 draft.segments += [answer] if answer else []
-            elif _is_scored(answer) and self._gain(draft, answer) > self._gain(draft, draft.segments[0]):
+            elif (
+                answer
+                and _is_scored(answer)
+                and self._gain(draft, answer) > self._gain(draft, draft.segments[0])
+            ):
                 draft.segments = [answer]
 
     def _further_ask(self, head: Drafter, d: "_DraftInProgress") -> Iterator[tuple[Ask, bool]]:

@@ -32,6 +32,7 @@ MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
+SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
 COOL_DOWN: Final = (16, 512)  # tokens of that while: the first time, and at most
 
@@ -53,8 +54,8 @@ class Fixed(Controller):
 class Bank:
     """Time saved by drafts, in tokens of plain decoding, and when to stop drafting.
 
-    In debt, a sequence is decoded plainly for COOL_DOWN tokens, twice as many each time. A draft of at most
-    n tokens' time is lost before that. So N tokens take no longer than 1 + DEBT_SHARE + n / 512 times plain
+    In debt, a pass that loses is followed by COOL_DOWN tokens of plain decoding, twice as many each time. A
+    pass loses at most n tokens' time. So N tokens take no longer than 1 + DEBT_SHARE + n / 512 times plain
     decoding and MAX_DEBT + 6 n tokens' time, whatever the drafters do.
     """
 
@@ -63,14 +64,15 @@ class Bank:
     plain: int = 0  # tokens still to be decoded without drafts
     cool_down: int = COOL_DOWN[0]
 
-    def add(self, tokens: int, cost: float, drafted: bool) -> None:
+    def add(self, tokens: int, cost: float) -> None:
         """A pass with `tokens` beyond what plain decoding gives, and its cost in tokens."""
-        self.saved += tokens - cost
+        gain = tokens - cost
+        self.saved += gain
         in_debt = self.saved < -MAX_DEBT - DEBT_SHARE * self.tokens
-        if in_debt and not self.plain:
+        if in_debt and gain < -SMALL_LOSS and not self.plain:
             self.plain = self.cool_down
             self.cool_down = min(2 * self.cool_down, COOL_DOWN[1])
-        elif drafted and tokens > cost and not in_debt:
+        elif gain > 0 and not in_debt:
             self.cool_down = max(self.cool_down // 2, COOL_DOWN[0])
 
 
@@ -348,7 +350,7 @@ class Rate(Controller, DraftPolicy):
             if r.asked:
                 asked_us = sum([ask_us[name] for name in r.asked])
                 cost = token_price * asked_us + node_price * len(r.draft)
-                bank.add(count - 1, cost, len(r.draft) > 0)
+                bank.add(count - 1, cost)
                 if count - 1 > cost:
                     text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
             elif r.budget:

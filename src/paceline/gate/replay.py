@@ -87,6 +87,8 @@ async def run_gate(
         if len(pairs) == MAX_FAILURES and not any(p.baseline.ok for p in pairs):
             first = pairs[0].baseline
             raise UsageError(f"the baseline answered none of {MAX_FAILURES} requests: {first.error}")
+    if not pairs:
+        raise UsageError(f"there is no request to compare, after {replay.warmup} that only warm up")
     return GateRun(decide(pairs, replay.policy), tuple(pairs))
 
 

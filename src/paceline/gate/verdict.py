@@ -74,9 +74,13 @@ class Verdict:
         return EXIT_CODES[self.decision]
 
     @property
-    def summary(self) -> str:
+    def headline(self) -> str:
         more = f"; about {self.missing_pairs:,} more pairs are needed" if self.missing_pairs else ""
-        return f"{self.decision} after {self.pairs:,} pairs: {'; '.join(self.reasons)}{more}"
+        return f"{self.decision} after {self.pairs:,} pairs{more}"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.headline}: {'; '.join(self.reasons)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

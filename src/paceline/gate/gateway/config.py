@@ -93,7 +93,10 @@ class Match(StrictModel):
             (self.model is None or fnmatchcase(model, self.model))
             and (self.path is None or fnmatchcase(path, self.path))
             and (self.key is None or (key is not None and key.name in self.key))
-            and all(fnmatchcase(headers.get(name, ""), glob) for name, glob in (self.header or {}).items())
+            and all(
+                (value := headers.get(name)) is not None and fnmatchcase(value, glob)
+                for name, glob in (self.header or {}).items()
+            )
         )
 
 

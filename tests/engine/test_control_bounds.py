@@ -1,0 +1,167 @@
+"""The controller on simulated machines: never slower than plain decoding, near the best with hindsight.
+
+All times are simulated, so the bounds hold for every run.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from paceline.config import SpecConfig
+from paceline.engine.control import Rate
+from paceline.target.cost import CostTable
+from support.simulation import (
+    LARGE_CPU,
+    PLAIN,
+    SMALL_CPU,
+    SMALL_GPU,
+    Chance,
+    Outcome,
+    SimulatedDrafter,
+    Timer,
+    bursts,
+    constant,
+    flipping,
+    simulate,
+    uniform,
+)
+
+MACHINES = {"small cpu": SMALL_CPU, "large cpu": LARGE_CPU, "gpu": SMALL_GPU}
+ON_MACHINES = ["small cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("large cpu", "gpu"))]
+LIST = ("suffix", "ngram")
+Make = Callable[[Timer], Sequence[SimulatedDrafter]]
+
+
+def boasting(chance: Chance, claim: float | None, us: float = 60) -> Make:
+    """A drafter that claims the same, whatever its chance."""
+    claims = None if claim is None else (lambda _, claim=claim: claim)
+    return lambda timer: [SimulatedDrafter("suffix", chance, timer, us=us, claims=claims)]
+
+
+ADVERSARIES = {
+    "always wrong": boasting(constant(0.0), 0.9),
+    "wrong and dear": boasting(constant(0.0), 0.9, us=2000),
+    "flips every 40 tokens": boasting(flipping(0.9, 0.05), 0.7),
+    "flips, without scores": boasting(flipping(0.9, 0.05), None),
+    "random text": boasting(bursts(0.3, 0.08, 8), 0.4),
+    "good, then dead": boasting(lambda seq, at: 0.9 if at < 100 else 0.0, 0.9),
+}
+
+
+def agents(timer: Timer) -> list[SimulatedDrafter]:
+    """Much of the text is known; the rest is not."""
+    known, guessed = bursts(0.6, 0.95), bursts(0.3, 0.5, 6)
+    return [
+        SimulatedDrafter("suffix", known, timer, us=60),
+        SimulatedDrafter("ngram", guessed, timer, us=10),
+    ]
+
+
+def chat(timer: Timer) -> list[SimulatedDrafter]:
+    return [
+        SimulatedDrafter("suffix", bursts(0.25, 0.7, 8), timer, us=60),
+        SimulatedDrafter("ngram", bursts(0.3, 0.5, 6), timer, us=10),
+    ]
+
+
+def head(timer: Timer) -> SimulatedDrafter:
+    """A trained head: unsure of each token by its own measure, dear, and it reads hidden states."""
+
+    def chance(seq: str, position: int) -> float:
+        return min(0.97, 0.4 + 0.5 * uniform("head", seq, position))
+
+    return SimulatedDrafter("block", chance, timer, us=400, read_us=100, taps=(1,))
+
+
+def plain(cost: CostTable, agents: int, tokens: int) -> Outcome:
+    return simulate(cost, lambda timer: [], PLAIN, agents, tokens)
+
+
+@pytest.mark.parametrize("machine", ON_MACHINES)
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_one_stream_is_never_much_slower_than_plain_decoding(adversary: str, machine: str) -> None:
+    """At every token: at most 1.02 times plain decoding and 15 token-times, from a cold start."""
+    cost, tokens = MACHINES[machine], 400
+    fast = simulate(cost, ADVERSARIES[adversary], SpecConfig(("suffix",)), 1, tokens)
+    token_us = plain(cost, 1, tokens).us / tokens
+    done, us = 0, 0.0
+    for r in fast.rounds:
+        done, us = done + len(r.tokens), us + r.draft_us + r.target_us
+        assert us <= 1.02 * done * token_us + 15 * token_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agents", [4, 16])
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_many_streams_keep_the_throughput_of_plain_decoding(adversary: str, agents: int) -> None:
+    """Once the controller knows the drafters: estimates outlive requests."""
+    tokens = 1200 // agents
+    for cost in (SMALL_CPU, SMALL_GPU):
+        rate = Rate(cost)
+        simulate(cost, ADVERSARIES[adversary], SpecConfig(("suffix",)), agents, 30, controller=rate)
+        fast = simulate(
+            cost, ADVERSARIES[adversary], SpecConfig(("suffix",)), agents, tokens, controller=rate
+        )
+        assert fast.tokens_per_s >= 0.97 * plain(cost, agents, tokens).tokens_per_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [16, 32])
+@pytest.mark.parametrize("make", [agents, chat])
+def test_speculation_fades_out_as_load_rises(make: Make, load: int) -> None:
+    rate = Rate(SMALL_CPU)
+    simulate(SMALL_CPU, make, SpecConfig(LIST), load, 20, controller=rate)
+    fast = simulate(SMALL_CPU, make, SpecConfig(LIST), load, 80, controller=rate)
+    assert fast.tokens_per_s >= 0.98 * plain(SMALL_CPU, load, 80).tokens_per_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("make", [agents, chat])
+def test_one_stream_is_near_the_best_fixed_length(make: Make, machine: str) -> None:
+    cost, tokens = MACHINES[machine], 500
+    fixed = [simulate(cost, make, SpecConfig(LIST, k, adaptive=False), 1, tokens) for k in (3, 5, 8)]
+    best = max(outcome.tokens_per_s for outcome in (*fixed, plain(cost, 1, tokens)))
+    assert simulate(cost, make, SpecConfig(LIST), 1, tokens).tokens_per_s >= 0.95 * best
+
+
+def test_mixed_traffic_is_faster_than_with_any_fixed_length() -> None:
+    """Every other agent writes text that nobody can guess."""
+    known = bursts(0.8, 0.95)
+
+    def chance(seq: str, position: int) -> float | None:
+        return known(seq, position) if int(seq.split("/")[0]) % 2 else 0.02
+
+    make, cost = boasting(chance, 0.8), SMALL_CPU
+    fixed = [simulate(cost, make, SpecConfig(("suffix",), k, adaptive=False), 4, 200) for k in (3, 5, 8)]
+    best = max(outcome.tokens_per_s for outcome in (*fixed, plain(cost, 4, 200)))
+    assert simulate(cost, make, SpecConfig(("suffix",)), 4, 200).tokens_per_s > best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("make", [agents, chat])
+def test_a_head_in_the_list_never_costs_what_it_does_not_bring(make: Make, machine: str) -> None:
+    cost, tokens = MACHINES[machine], 400
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        return [*make(timer), head(timer)]
+
+    without = simulate(cost, make, SpecConfig(LIST), 1, tokens)
+    rate = Rate(cost)
+    simulate(cost, with_head, SpecConfig((*LIST, "block")), 1, 100, controller=rate)  # learns its price
+    joined = simulate(cost, with_head, SpecConfig((*LIST, "block")), 1, tokens, controller=rate)
+    assert joined.tokens_per_s >= 0.98 * without.tokens_per_s
+
+
+def test_a_head_that_does_not_pay_stops_reading_hidden_states() -> None:
+    """At this load a row costs what it brings; reading alone would cost an eighth of the time."""
+    made: list[SimulatedDrafter] = []
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        made[:] = [*chat(timer), head(timer)]
+        return made
+
+    fast = simulate(SMALL_CPU, with_head, SpecConfig((*LIST, "block")), 16, 60)
+    assert fast.tokens_per_s >= 0.97 * plain(SMALL_CPU, 16, 60).tokens_per_s
+    assert made[-1].asks < 16
