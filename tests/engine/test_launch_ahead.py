@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from paceline.drafters import model_free
 from paceline.engine import engine as engine_module
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import CacheFull, ModelError, ShuttingDown
+from paceline.errors import CacheFull, ModelError, ShuttingDown, TimedOut
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
@@ -109,6 +110,39 @@ def test_texts_and_reports_are_those_of_plain_decoding(
         assert len(ends) == 1
         assert all(heard.events.index(r) < ends[0] for r in of_seq)
     assert not target._rows
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.9, "repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"temperature": 0.9, "stop_tokens": (3, 5)},
+        {"temperature": 0.9, "logit_bias": ((4, 2.0), (4, 1.0)), "logprobs": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+    ],
+)
+def test_penalties_ends_and_logprobs_are_those_of_plain_decoding(params: dict[str, Any]) -> None:
+    """Two together, of which one is stopped by its caller: text and scores of each are its own."""
+
+    def texts(target: ToyTarget, spec: SpecConfig) -> list[tuple[list[int], list[object]]]:
+        e = engine(target)
+        a, b = (a_seq(name, 24, spec, prompt=4 + len(name)) for name in ("a", "bb"))
+        b.stopped_by = lambda token: len(b.output) == 11
+        for seq in (a, b):
+            seq.params = replace(seq.params, **params)
+            e.submit(seq)
+        rounds: list[Round] = []
+        while e.busy:
+            rounds += e.step()
+        return [
+            (seq.output, [scored for r in rounds if r.request == seq.id for scored in r.logprobs])
+            for seq in (a, b)
+        ]
+
+    plain = texts(ToyTarget(), PLAIN)
+    assert texts(RunningTarget(), SpecConfig(max_draft=4)) == plain
+    assert texts(RunningTarget(), PLAIN) == plain
+    assert all(len(scored) == (len(text) if "logprobs" in params else 0) for text, scored in plain)
 
 
 def test_the_next_pass_is_on_its_way_when_a_step_returns() -> None:
@@ -258,3 +292,54 @@ def test_the_failure_of_a_pass_that_nobody_is_in_any_more_is_nobodys() -> None:
     while e.busy:
         e.step()
     assert again.output == plain_text(a_seq("b", 3, PLAIN))
+
+
+def test_the_time_of_a_request_is_up_though_passes_follow_one_another() -> None:
+    now = [0.0]
+    e = Engine(RunningTarget(), model_free(), Fixed(), clock=lambda: now[0])
+    seq = replace(a_seq("a", 900, PLAIN), deadline=5.0)
+    e.submit(seq)
+    rounds: list[Round] = []
+    while e.busy:
+        rounds += e.step()
+        now[0] += 1.0
+    assert isinstance(rounds[-1].error, TimedOut)
+    assert len(seq.output) <= 7  # one pass was on its way
+
+
+def test_a_sink_hears_of_no_round_before_it_listens() -> None:
+    e, heard = engine(RunningTarget()), Heard()
+    e.submit(a_seq("a", 9, PLAIN))
+    e.step()
+    e.listen(heard)
+    later = e.step() + e.step()
+    while e.busy:
+        later += e.step()
+    assert [event for event in heard.events if isinstance(event, Round)] == later
+
+
+class Noted(Fixed):
+    """What it learns and forgets, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Round | str] = []
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        self.events += rounds
+
+    def forget(self, drafter: str) -> None:
+        self.events.append(drafter)
+
+
+def test_a_drafter_is_forgotten_after_its_last_rounds_are_learned() -> None:
+    """Those of the pass on its way are verified all the same: its drafts are the old drafter's."""
+    noted = Noted()
+    e = Engine(RunningTarget(), {"greedy": Greedy()}, noted)
+    seq = a_seq("a", 12, SpecConfig(("greedy",), max_draft=3))
+    e.submit(seq)
+    before = e.step() + e.step()
+    e.replace_drafter(Greedy())
+    assert noted.events == [*before, "greedy"]
+    while e.busy:
+        e.step()
+    assert seq.output == plain_text(a_seq("a", 12))
