@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -69,6 +69,17 @@ def test_those_who_have_taps_read() -> None:
     assert [member.heard for member in members] == [["read"], [], ["read"]]
 
 
+def test_sequences_are_shown_to_those_who_read_them_in_this_pass() -> None:
+    class Lists(Knows):
+        def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+            self.heard += [rows.seq.id for rows in hidden_rows]
+
+    members = [Lists("one", taps=(1,)), Lists("two", taps=(2,))]
+    rows = [HiddenRows(Seq(name, [1], 1), 0, {}) for name in "ab"]
+    DrafterList(members).show_hidden(rows, {"a": ["one"], "b": ["one", "two"]})
+    assert [member.heard for member in members] == [["a", "b"], ["b"]]
+
+
 def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
     drafter = DrafterList([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
     assert drafter.name == "suffix+ngram+head"
@@ -100,7 +111,8 @@ def first_of(drafters: Sequence[Drafter], asks: Sequence[Ask]) -> list[Draft]:
         if not open_asks:
             break
         for i, draft in zip(open_asks, drafter.draft([asks[i] for i in open_asks]), strict=True):
-            drafts[i] = draft
+            named = draft.sources or (drafter.name,) * len(draft)
+            drafts[i] = replace(draft, sources=named)
     return drafts
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import Bank, Rate
+from paceline.engine.control import Bank, Rate, _by_chance
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Acceptance, CostCurve, DraftTime, Gain
 from paceline.target.cost import CostTable
@@ -105,6 +105,11 @@ def test_the_gain_of_a_tree_is_that_of_its_nodes() -> None:
     tree = sure(0.6, 0.35, 0.9, parents=(-1, -1, 0))
     assert trimmed(priced(0.1), [seq()], [tree]) == [3]
     assert trimmed(priced(0.4), [seq()], [tree]) == [1]
+
+
+def test_no_node_is_taken_before_an_earlier_one_of_its_tree() -> None:
+    taken = [(-0.5, 1, 0), (-0.3, 0, 0), (-0.3, 0, 1)]
+    assert _by_chance({0: [0.3, 0.9], 1: [0.5]}) == taken
 
 
 def test_sequences_share_the_rows_by_how_sure_their_drafts_are() -> None:
@@ -304,6 +309,17 @@ def test_a_profitable_draft_shortens_the_next_stop() -> None:
     bank = Bank(cool_down=128)
     bank.add(3, 0.5)
     assert bank.cool_down == 64
+
+
+def test_a_sequence_in_debt_is_asked_for_and_verifies_nothing_until_it_has_cooled_down() -> None:
+    rate, s, draft = priced(0.01), seq(), sure(0.99, 0.99)
+    run(rate, s, draft, 2, rounds=20)
+    rate._text(s).bank.plain = 2
+    assert trimmed(rate, [s], [draft]) == [0]
+    assert rate.value("d", s) == 0
+    rate.learn([Round("s", 1, LIST, NO_DRAFT, (), (7,), 0, 1, 1, 0, 1000) for _ in range(2)])
+    assert trimmed(rate, [s], [draft]) == [2]
+    assert rate.value("d", s) > 0
 
 
 class Modest(Drafter):

@@ -1,12 +1,16 @@
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
+import torch
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.ngram import Ngram
 from paceline.engine import drafting
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
@@ -327,3 +331,24 @@ def test_lists_of_drafters_in_ever_new_orders_are_not_all_remembered(monkeypatch
         assert controller._texts.keys() <= {"first", seq.id}
         assert len(controller._gains) <= 8  # by drafter, in whatever order
     assert len(first.output) == 40
+
+
+class Sampled(Drafter):
+    """Samples from a flat distribution, and says that it is unsure."""
+
+    name = "sampled"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        count = asks[0].budget
+        q = torch.full((count, ToyTarget().vocab_size), 1 / ToyTarget().vocab_size)
+        return [Draft((1,) * count, None, (), (0.01,) * count, q) for _ in asks]
+
+
+@pytest.mark.parametrize("accept", ["residual", "block"])
+def test_no_threshold_drops_sampled_tokens_and_each_has_its_drafter_as_source(accept: Any) -> None:
+    """The rule of acceptance needs every token that was sampled, likely or not."""
+    e = Engine(ToyTarget(), {"sampled": Sampled(), "ngram": Ngram()}, Fixed())
+    spec = SpecConfig(("sampled", "ngram"), max_draft=3, threshold=0.5, accept=accept)
+    e.submit(replace(a_seq("a", 3, spec, max_tokens=9), params=SamplingParams(max_tokens=9, temperature=1.0)))
+    rounds = e.step()
+    assert [r.draft.sources for r in rounds] == [("sampled",) * 3]

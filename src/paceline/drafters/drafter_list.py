@@ -134,7 +134,7 @@ class DrafterList(Drafter):
         """One draft for each ask, whatever the drafter does."""
         started = self._timer()
         try:
-            drafts = _checked(drafter.draft(asks), len(asks))
+            drafts = [_named(draft, drafter) for draft in _checked(drafter.draft(asks), len(asks))]
         except Exception as problem:
             self._log_failure(drafter, "this round has none of its drafts", problem)
             drafts = [NO_DRAFT] * len(asks)
@@ -325,7 +325,7 @@ class _DraftInProgress:
 
         A segment that was not sampled ends where tokens are forced: drafters that interleave continue.
         """
-        draft = _with_sources(draft, drafter)
+        draft = _without_forced(draft, drafter)
         if not is_chain(draft):
             valid = grammar_valid(cursor, draft)
             self.rejected_sources += (Counter(draft.sources) - Counter(valid.sources)).elements()
@@ -358,11 +358,15 @@ def is_chain(draft: Draft) -> bool:
     return draft.parents is None or draft.parents == tuple(range(ROOT, len(draft) - 1))
 
 
-def _with_sources(draft: Draft, drafter: Drafter) -> Draft:
-    """Each node with its source; only drafters that interleave can claim forced tokens."""
-    sources = draft.sources or (drafter.name,) * len(draft)
+def _named(draft: Draft, drafter: Drafter) -> Draft:
+    """Each node with its source, by which estimates are kept; drafters need not give it."""
+    return draft if draft.sources or not draft else replace(draft, sources=(drafter.name,) * len(draft))
+
+
+def _without_forced(draft: Draft, drafter: Drafter) -> Draft:
+    """Only drafters that interleave can claim forced tokens."""
     scores = draft.scores if drafter.interleaves else tuple(unforced(score) for score in draft.scores)
-    return replace(draft, sources=sources, scores=scores)
+    return replace(draft, scores=scores)
 
 
 def _within_budget(draft: Draft, ask: Ask) -> Draft:
