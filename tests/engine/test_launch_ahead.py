@@ -12,7 +12,7 @@ from paceline.drafters import model_free
 from paceline.engine import engine as engine_module
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import ModelError, ShuttingDown
+from paceline.errors import CacheFull, ModelError, ShuttingDown
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
@@ -23,8 +23,12 @@ class RunningTarget(ToyTarget):
     """Its passes run beside the host."""
 
     fails_at = -1
+    room = 10**6  # rows that fit into the cache
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        rows = {seq_id: len(rows) for seq_id, rows in self._rows.items()}
+        if sum(rows.values()) + sum(len(feed.tokens) + len(feed.draft) for feed in feeds) > self.room:
+            raise CacheFull("full")
         if self.passes == self.fails_at:
             raise ModelError("the device is gone")
         return replace(super().forward(feeds, taps), running=True)
@@ -216,3 +220,41 @@ def test_a_draft_planned_ahead_ends_where_the_output_does() -> None:
         rounds += e.step()
     assert len(rounds) > 2
     assert all(r.start + len(r.draft) < seq.prompt_len + 9 for r in rounds)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "bb", "ccc")])
+def test_a_cache_that_is_full_ahead_is_found_full_after_the_rounds_before(names: tuple[str, ...]) -> None:
+    """Whoever steps while the engine is busy gets every end, and sinks get it last."""
+    target, heard = RunningTarget(), Heard()
+    target.room = 12
+    e = engine(target, heard)
+    seqs = {name: a_seq(name, 6 if len(names) > 1 else 20) for name in names}
+    for seq in seqs.values():
+        e.submit(seq)
+    returned: list[Round] = []
+    while e.busy:
+        returned += e.step()
+    assert [event for event in heard.events if isinstance(event, Round)] == returned
+    for name, seq in seqs.items():
+        of_seq = [r for r in returned if r.request == name]
+        assert [r.finish for r in of_seq if r.finish] == ["length" if len(names) > 1 else "error"]
+        assert of_seq[-1].finish
+        assert heard.events.index(of_seq[-1]) < heard.events.index((name, of_seq[-1].finish))
+        assert seq.output == plain_text(a_seq(name, len(seq.output)))
+    if len(names) > 1:
+        assert any(seq.preemptions for seq in seqs.values())
+    assert not target._rows
+
+
+def test_the_failure_of_a_pass_that_nobody_is_in_any_more_is_nobodys() -> None:
+    target = RunningTarget()
+    target.fails_at = 1
+    e = engine(target)
+    e.submit(a_seq("a", 9, PLAIN))
+    e.step()
+    e.cancel("a")
+    target.fails_at = -1
+    e.submit(again := a_seq("b", 3, PLAIN))
+    while e.busy:
+        e.step()
+    assert again.output == plain_text(a_seq("b", 3, PLAIN))

@@ -25,6 +25,9 @@ class CountingLLM:
     def __init__(self) -> None:
         self.prepared = 0
 
+    def encode(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(tokens=[1])
+
     def prepare(self, prompt: Any, params: SamplingParams, *_: Any, **__: Any) -> RequestOutput:
         self.prepared += 1
         return self._output(params)
@@ -58,6 +61,7 @@ def test_choices_whose_first_ends_without_a_token_all_end_and_are_prepared_once(
 
     async def run() -> list[int]:
         prepared = await engine.prepare(context, params)
+        assert prepared.first.seq.route == "default"  # by which the engine's controller learns
         return [output.index async for output, _ in engine.generate(context, prepared)]
 
     assert asyncio.run(asyncio.wait_for(run(), 20)) == list(range(N))
@@ -69,6 +73,7 @@ def a_context() -> Any:
         tenant="",
         client="",
         anonymous=False,
+        large=False,
         remember=True,
         priority=0,
         deadline=None,

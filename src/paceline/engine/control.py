@@ -332,7 +332,8 @@ class Rate(Controller, DraftPolicy):
         token_price = node_price = 0.0
         if ask_us or nodes:
             users = sum([bool(r.tokens) for r in rounds])
-            token_price = users / (self.cost(users, context) if self.cost.measured else first.target_us)
+            plain_us = self.cost(users, context) if self.cost.measured else max(1, first.target_us)
+            token_price = users / plain_us
             if nodes:
                 added_us = self.cost(first.rows, context) - self.cost(first.rows - nodes, context)
                 node_price = token_price * added_us / nodes if self.cost.measured else 0.0
@@ -457,9 +458,13 @@ class Rate(Controller, DraftPolicy):
         self._acceptance = {key: known for key, known in self._acceptance.items() if key[1] != drafter}
         self._gains = {key: known for key, known in self._gains.items() if key[1] != drafter}
         self._draft_us.pop(drafter, None)
+        self._read_us.pop(drafter, None)
         for text in self._texts.values():
             text.gains.pop(drafter, None)
             text.factors.pop(drafter, None)
+            text.explored.pop(drafter, None)
+            if drafter in text.shadow.sources:
+                text.shadow = NO_DRAFT
 
 
 _ENDED: Final = -2  # no node: the walk through a draft is over

@@ -141,6 +141,8 @@ class Engine:
             if removed is not None:
                 seq, running = removed
                 self._leave(seq, "cancelled", running)
+        if not self.busy:  # nobody is left in the next pass, or to learn of its failure
+            self._ahead = None
 
     def step(self) -> list[Round]:
         """One pass of the target for every running sequence."""
@@ -194,14 +196,17 @@ class Engine:
         launched = self._launch(scheduled)
         return launched, failed + settled + launched.ended
 
-    def _launch(self, scheduled: list[Scheduled]) -> "_Launched":
-        """Drafts, begins masks, and starts a pass."""
+    def _launch(self, scheduled: list[Scheduled], ahead: bool = False) -> "_Launched":
+        """Drafts, begins masks, and starts a pass. ahead: raises CacheFull instead of making room."""
         started = self._timer()
         by_drafter, read_us = self._drafting.draft(scheduled)
         drafted = self._timer()
         masks_of, masked = self._begin_masks(scheduled)
         try:
-            scheduled, scores, ended = self._forward(scheduled, masks_of)
+            if ahead:
+                scores, ended = self._forward(scheduled, masks_of), list[Round]()
+            else:
+                scheduled, scores, ended = self._fitting_forward(scheduled, masks_of)
         except BaseException:
             self._masking.end_pass()
             raise
@@ -242,11 +247,16 @@ class Engine:
         return following
 
     def _launch_ahead(self, following: list[Scheduled]) -> None:
-        """A failure is the next step's: the rounds of this one are not lost."""
+        """A failure is the next step's: the rounds of this one are not lost.
+
+        So is a full cache: sequences are preempted or fail only after the rounds of this step.
+        """
         try:
             for s in following:
                 s.fed = s.seq.tokens[-1:]
-            self._ahead = self._launch(following)
+            self._ahead = self._launch(following, ahead=True)
+        except CacheFull:
+            self._ahead = None
         except Exception as problem:
             self._ahead = problem
 
@@ -304,7 +314,14 @@ class Engine:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
         return scheduled, ends
 
-    def _forward(
+    def _forward(self, scheduled: Sequence[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]) -> Scores:
+        feeds = [
+            Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
+            for s in scheduled
+        ]
+        return self.target.forward(feeds, self._drafting.taps(scheduled))
+
+    def _fitting_forward(
         self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
     ) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
@@ -313,12 +330,8 @@ class Engine:
         this pass or only hold a cached prefix. One that does not fit even alone ends with the error.
         """
         while scheduled:
-            feeds = [
-                Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
-                for s in scheduled
-            ]
             try:
-                return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
+                return scheduled, self._forward(scheduled, masks_of), []
             except CacheFull as error:
                 if any(len(s.draft) for s in scheduled):
                     for s in scheduled:

@@ -13,6 +13,7 @@ DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where noth
 MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 CONTEXT_STEP: Final = 32  # tokens of context in which the time of a pass counts as constant
 MAX_PRIORS: Final = 4096  # remembered
+MIN_PRIOR: Final = 1e-6  # no pass is free, whatever a table says
 DECAY: Final = 0.97  # weight of old evidence at each new observation
 TEXT_DECAY: Final = 0.9  # the same for what is special about one text
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
@@ -61,7 +62,7 @@ class CostCurve:
         return not self._fresh
 
     def learn(self, rows: int, us: float, context: int = 0) -> None:
-        expected = self._expected(rows, context)
+        us, expected = max(us, 1.0), self._expected(rows, context)
         self._forget(rows)
         if self._fresh:
             self._speed, self._fresh = us / expected, False
@@ -107,7 +108,7 @@ class CostCurve:
         if found is None:
             if len(self._priors) >= MAX_PRIORS:
                 self._priors.clear()
-            found = self._priors[key] = self._prior(rows, key[1] * CONTEXT_STEP)
+            found = self._priors[key] = max(self._prior(rows, key[1] * CONTEXT_STEP), MIN_PRIOR)
         return found
 
     def _corrected(self, rows: int) -> float:
@@ -123,26 +124,6 @@ class CostCurve:
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
         return self._correction[low] + share * (self._correction[high] - self._correction[low])
-
-
-def expected_tokens(chances: Sequence[float]) -> list[float]:
-    """E(K) for K = 0, 1, ...: tokens of a pass with K drafted nodes, the target's own token included.
-
-    chances[i]: P(node i is accepted | all before it were). With all of them equal to a this is
-    (1 - a^(K+1)) / (1 - a) (Leviathan et al., arXiv 2211.17192).
-    """
-    tokens, reach, out = 1.0, 1.0, [1.0]
-    for chance in chances:
-        reach *= chance
-        tokens += reach
-        out.append(tokens)
-    return out
-
-
-def best_length(tokens: Sequence[float], us: Sequence[float]) -> int:
-    """The K with the most expected tokens[K] per us[K]: all of them, since us is a step function."""
-    rates = [t / u for t, u in zip(tokens, us, strict=True)]
-    return max(range(len(rates)), key=rates.__getitem__)
 
 
 class Acceptance:
@@ -200,18 +181,6 @@ class Acceptance:
                 self._accepted = DECAY * self._accepted + hit
                 self._claimed = DECAY * self._claimed + score
         return expected
-
-    def state(self) -> list[list[float]]:
-        """For a file."""
-        cells = [[*key, *(round(x, 4) for x in cell)] for key, cell in self._cells.items()]
-        return [[self._accepted, self._claimed], *cells]
-
-    @classmethod
-    def of(cls, state: Sequence[Sequence[float]]) -> "Acceptance":
-        made = cls()
-        (made._accepted, made._claimed), *cells = state
-        made._cells = {(int(score), int(depth)): (hits, n) for score, depth, hits, n in cells}
-        return made
 
 
 class TextFactor:
@@ -293,20 +262,6 @@ class Gain:
         self._drafts *= factor
         self._nodes = [factor * x for x in self._nodes]
         self._chances = [factor * x for x in self._chances]
-
-    def state(self) -> list[list[float]]:
-        """For a file."""
-        rows = ([self._drafts], self._nodes, self._chances)
-        return [[round(x / self._newest, 4) for x in row] for row in rows]
-
-    @classmethod
-    def of(cls, state: Sequence[Sequence[float]]) -> "Gain":
-        made = cls()
-        (made._drafts,), nodes, chances = state
-        if not made._drafts > 0 or not len(nodes) == len(chances) == len(CHANCES) + 1:
-            raise ValueError("a gain with other bins")
-        made._newest, made._nodes, made._chances = 1.0, list(nodes), list(chances)
-        return made
 
 
 def _bin(chance: float) -> int:

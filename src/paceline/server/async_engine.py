@@ -156,6 +156,7 @@ class AsyncEngine:
             tenant=context.tenant,
             remember=context.remember,
         )
+        first.seq.route = context.route.name
         first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
         first.index, first.started = first_index, context.arrived
