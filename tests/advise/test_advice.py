@@ -218,6 +218,14 @@ def test_the_page_is_one_file_with_its_charts_and_nothing_from_outside() -> None
     assert "--speculative-config" in page
 
 
+def test_the_page_says_where_nothing_is_to_be_set_and_where_the_sample_is_small() -> None:
+    page = html(an_advice(advised("chats", enabled=False, outputs=1, replayed=1)))
+    assert "suffix" not in page[: page.index("In brackets")]  # the table of settings
+    assert "1 output of 1 conversation, " in page
+    assert "Too few" in page
+    assert "Too few" not in html(an_advice(advised(outputs=9, replayed=5)))
+
+
 def test_the_page_tells_what_a_fit_reached() -> None:
     fit = Training("block", 3.0, 40, 12, 1.62, 1.41)
     page = html(an_advice(advised(), training=fit))

@@ -173,6 +173,7 @@ def test_a_rollout_that_is_not_automatic_waits_for_its_operator(
     promoter = Promoter(store, url, lambda: {"x": replace(PLAN, automatic=False)})
     asyncio.run(promoter.look())
     assert promoter.share("x") == 0
+    assert "Known: x" in run(capsys, "gate", "export", "y", "--store", url)[2]
     where = ("--config", str(config), "--store", url)
     code, out, _ = run(capsys, "gate", "status", *where)
     assert code == 0

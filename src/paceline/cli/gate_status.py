@@ -85,6 +85,11 @@ def export(
     from paceline.gate.store import GateStore
 
     with closing(GateStore.open(store, create=False)) as opened:
+        known = opened.experiments()
+        if not known:
+            raise UsageError(f"{opened.name} has no pairs yet")
+        if experiment not in known:
+            raise UsageError(unknown_name("experiment", experiment, known))
         for pair in opened.pairs(experiment):
             print(pair.to_json())
 

@@ -93,6 +93,13 @@ class GateStore:
                 )
             )
 
+    def experiments(self) -> list[str]:
+        """Those with pairs."""
+        with self._store.transaction("experiments cannot be read") as connection:
+            return list(
+                connection.scalars(select(PAIRS.c.experiment).distinct().order_by(PAIRS.c.experiment))
+            )
+
     def pairs(self, experiment: str, since: float = 0.0) -> Iterator[Pair]:
         """In the order they were saved."""
         last = 0

@@ -350,7 +350,7 @@ class GateApp:
             cohort=served.cohort,
         )
         await asyncio.to_thread(store.save_feedback, word, served.experiment)
-        self.metrics.feedback(served.arm, given.thumbs or ("escalation" if given.escalation else "none"))
+        self.metrics.feedback(served.arm, given.thumbs or "escalation")
         _leave(http.state.tickets, 0, refused=False)
         return JSONResponse({"object": "feedback", "request_id": served.request})
 

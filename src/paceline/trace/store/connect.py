@@ -69,7 +69,9 @@ def engine(url: URL, create: bool) -> Engine:
     elif create:
         _make_private(path)
     else:
-        raise StoreError(f"there is no trace store at {path}; `paceline serve` makes one")
+        raise StoreError(
+            f"there is no trace store at {path}; `paceline serve` makes one, and `paceline gate serve`"
+        )
     return _sqlite(url)
 
 
