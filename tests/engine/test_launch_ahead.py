@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine import engine as engine_module
-from paceline.engine.control import Fixed
+from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.errors import CacheFull, ModelError, ShuttingDown, TimedOut
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
+from paceline.types import Ask, Controller, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
 PLAIN = SpecConfig((), max_draft=0)
 
@@ -124,8 +124,10 @@ def test_texts_and_reports_are_those_of_plain_decoding(
 def test_penalties_ends_and_logprobs_are_those_of_plain_decoding(params: dict[str, Any]) -> None:
     """Two together, of which one is stopped by its caller: text and scores of each are its own."""
 
-    def texts(target: ToyTarget, spec: SpecConfig) -> list[tuple[list[int], list[object]]]:
-        e = engine(target)
+    def texts(
+        target: ToyTarget, spec: SpecConfig, controller: Controller | None = None
+    ) -> list[tuple[list[int], list[object]]]:
+        e = Engine(target, model_free(), controller or Fixed())
         a, b = (a_seq(name, 24, spec, prompt=4 + len(name)) for name in ("a", "bb"))
         b.stopped_by = lambda token: len(b.output) == 11
         for seq in (a, b):
@@ -141,6 +143,7 @@ def test_penalties_ends_and_logprobs_are_those_of_plain_decoding(params: dict[st
 
     plain = texts(ToyTarget(), PLAIN)
     assert texts(RunningTarget(), SpecConfig(max_draft=4)) == plain
+    assert texts(RunningTarget(), SpecConfig(max_draft=4), Rate()) == plain
     assert texts(RunningTarget(), PLAIN) == plain
     assert all(len(scored) == (len(text) if "logprobs" in params else 0) for text, scored in plain)
 
