@@ -52,6 +52,19 @@ def test_too_few_pairs_hold_and_say_how_many_more() -> None:
     assert decide(pairs(60 + missing, 0.7), POLICY).decision == "promote"
 
 
+def test_answers_that_are_not_streamed_are_compared_by_their_whole_time() -> None:
+    """A candidate that alone stops streaming is held: its TPOT is hidden, not absent."""
+
+    def whole(one: Leg) -> Leg:
+        return replace(one, chunk_s=(one.seconds,))
+
+    made = pairs(400, 0.5, spread=0.1)
+    unstreamed = [replace(p, baseline=whole(p.baseline), candidate=whole(p.candidate)) for p in made]
+    assert decide(unstreamed, Policy()).decision == "promote"
+    hidden = [replace(p, candidate=whole(p.candidate)) for p in made]
+    assert decide(hidden, Policy(max_ttft_ratio=100)).decision == "hold"
+
+
 def test_no_pairs_hold() -> None:
     assert decide([], POLICY).decision == "hold"
 

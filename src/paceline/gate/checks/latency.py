@@ -33,7 +33,11 @@ def ttft(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
 
 
 def tpot(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    return log_ratio_finding("tpot", "speed", pairs, tpot_ratio, policy.max_tpot_ratio, alpha)
+    """Required unless no answer was streamed: whole answers have no TPOT, and `end_to_end` covers them."""
+    streamed = any(len(leg.chunk_s) > 1 for pair in pairs for leg in pair.legs())
+    return log_ratio_finding(
+        "tpot", "speed", pairs, tpot_ratio, policy.max_tpot_ratio, alpha, required=streamed
+    )
 
 
 def end_to_end(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
