@@ -57,6 +57,7 @@ def test_fixed_length_on_request() -> None:
     run(rate, seq("other"), sure(0.9), 0, rounds=60)
     assert rate.plan([fixed], 1) == [5]
     assert rate.budget("d", fixed, 5) == 5
+    assert rate.budget("d", fixed, 5, reach=0.01) == 5  # after another drafter in the same draft, too
     assert rate.trim([fixed], [sure(0.01, 0.01)], 1) == [2]
 
 

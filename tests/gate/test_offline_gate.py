@@ -279,7 +279,7 @@ def test_sabotaged_candidates_are_caught_by_the_check_that_is_theirs(toy: Runnin
         run = gate(toy.url, url, cases(13, max_tokens=16), stop_early=False)
     assert "text_agreement" in failed(run)
     with sabotaged(toy.url, "schemas", every=3) as url:
-        run = gate(toy.url, url, cases(41, response_format=FORMAT, max_tokens=40, stop=[]))
+        run = gate(toy.url, url, cases(41, response_format=FORMAT, max_tokens=40, stop=[]), stop_early=False)
     assert run.verdict.decision == "roll back"
     assert {"schema_validity", "text_agreement"} & failed(run)
     schema = next(f for f in run.verdict.findings if f.check == "schema_validity")

@@ -36,6 +36,7 @@ def an_http_request() -> Request:
     }
     http = Request(scope)
     http.state.key = http.state.ticket = None
+    http.state.large = False
     return http
 
 

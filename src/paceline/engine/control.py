@@ -156,9 +156,9 @@ class Rate(Controller, DraftPolicy):
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         text = self._text(seq)
-        first = reach == 1 and not gain
-        if first and not seq.spec.adaptive:
+        if not seq.spec.adaptive:
             return nodes
+        first = reach == 1 and not gain
         if drafter not in self._draft_us:
             if drafter in self._untimed:  # its price is learned with one sequence
                 return 0
