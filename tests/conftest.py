@@ -112,3 +112,14 @@ def toy_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
 
     with toy_running(tmp_path_factory.mktemp("toy")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of its own: its URL, with a place for the name of a database."""
+    from support import traces
+
+    if reason := traces.why_no_postgres():
+        pytest.skip(reason)
+    with traces.postgres() as url:
+        yield url

@@ -29,14 +29,6 @@ STAGES = (0.1, 0.25, 0.5, 1.0)
 PLAN = Plan("x", STAGES, min_pairs=50, check_every_s=0.0, automatic=True, policy=Policy())
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    if reason := traces.why_no_postgres():
-        pytest.skip(reason)
-    with traces.postgres() as url:
-        yield url
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":

@@ -28,14 +28,6 @@ pytestmark = pytest.mark.slow
 Places = Callable[[], str]  # a new URL each time
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    if reason := traces.why_no_postgres():
-        pytest.skip(reason)
-    with traces.postgres() as url:
-        yield url
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
     if request.param == "sqlite":
