@@ -4,6 +4,7 @@ All times are simulated, so the bounds hold for every run.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -152,6 +153,23 @@ def test_a_head_in_the_list_never_costs_what_it_does_not_bring(make: Make, machi
     simulate(cost, with_head, SpecConfig((*LIST, "block")), 1, 100, controller=rate)  # learns its price
     joined = simulate(cost, with_head, SpecConfig((*LIST, "block")), 1, tokens, controller=rate)
     assert joined.tokens_per_s >= 0.98 * without.tokens_per_s
+
+
+@pytest.mark.parametrize("make", [agents, chat])
+def test_a_head_that_reads_many_hidden_states_at_once_pays_for_all_of_them(make: Make) -> None:
+    """Of 17 passes it reads, 16 seem to cost nothing; short answers begin anew with it again and again."""
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        return [*make(timer), replace(head(timer), us=800, read_us=60, read_every=17)]
+
+    rates = []
+    for members, drafters in ((make, LIST), (with_head, (*LIST, "block"))):
+        rate = Rate(SMALL_CPU)
+        simulate(SMALL_CPU, members, SpecConfig(drafters), 4, 50, answer=60, controller=rate)
+        rate._texts.clear()
+        done = simulate(SMALL_CPU, members, SpecConfig(drafters), 4, 200, answer=60, controller=rate)
+        rates.append(done.tokens_per_s)
+    assert rates[1] >= 0.985 * rates[0]
 
 
 def test_a_head_that_does_not_pay_stops_reading_hidden_states() -> None:

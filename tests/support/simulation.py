@@ -4,6 +4,7 @@ Time is simulated, so bounds on it can be asserted. Texts are scripts known befo
 right at a position is a pure function of its name, the sequence and the position.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -138,9 +139,11 @@ class SimulatedDrafter(Drafter):
     node_us: float = 0.0  # of each of its nodes
     batch_us: float = 0.0  # of a call, whatever the number of asks
     read_us: float = 0.0  # of hidden states, for each sequence and pass
+    read_every: int = 1  # passes, whose hidden states are read at once
     claims: Callable[[float], float] | None = lambda chance: min(0.999, chance)  # None: no scores
     taps: tuple[int, ...] = ()
     asks: int = field(default=0, init=False)
+    _unread: Counter[str] = field(default_factory=Counter, init=False)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.asks += len(asks)
@@ -149,6 +152,7 @@ class SimulatedDrafter(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         seq = ask.seq
+        self.timer.pass_us(self.read_us * self._unread.pop(seq.id, 0))
         first = len(seq.tokens) - seq.prompt_len
         good = all(token == scripted(seq.id, first + i) for i, token in enumerate(ask.after))
         tokens, scores = [], []
@@ -163,7 +167,11 @@ class SimulatedDrafter(Drafter):
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores) if self.claims else ())
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
-        self.timer.pass_us(self.read_us * len(hidden_rows))
+        """A draft reads what is left."""
+        for rows in hidden_rows:
+            self._unread[rows.seq.id] += 1
+            if self._unread[rows.seq.id] >= self.read_every:
+                self.timer.pass_us(self.read_us * self._unread.pop(rows.seq.id))
 
 
 @dataclass(frozen=True)

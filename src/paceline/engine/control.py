@@ -22,6 +22,7 @@ from paceline.engine.estimates import (
     Estimates,
     Gain,
     Prior,
+    ReadShare,
     TextFactor,
 )
 from paceline.types import NO_DRAFT, ROOT, Ask, Controller, Draft, DraftPolicy, Round, Seq
@@ -117,6 +118,7 @@ class Rate(Controller, DraftPolicy):
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
+        self._reads: dict[str, ReadShare] = {}  # by drafter
         self._after_prompt = False  # a prompt was in the last pass
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
@@ -191,7 +193,7 @@ class Rate(Controller, DraftPolicy):
             if drafter in self._untimed:
                 return False
             self._untimed.add(drafter)
-        price = READ_PASSES * self._us_price * self._read_us.get(drafter, 0.0)
+        price = READ_PASSES * self._us_price * self._reading_us(drafter)
         if self._explored < price:
             return False
         self._explored -= price
@@ -206,10 +208,15 @@ class Rate(Controller, DraftPolicy):
         if time is not None:
             price += self._us_price * time.node_us
             us += time.draft_us
-        elif drafter in self._read_us:
-            us += self._read_us[drafter]
+        if drafter in self._read_us:
+            reads = self._reads.get(drafter)
+            us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         gained = CAUTION * reach * self._gain(text, drafter)(price / (CAUTION * reach))
         return gained - gain - self._us_price * us - MIN_GAIN
+
+    def _reading_us(self, drafter: str) -> float:
+        time = self._read_us.get(drafter)
+        return time.draft_us if time is not None else 0.0
 
     def _length(self, text: _Text, drafter: str, reach: float, may_cut: bool) -> int:
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
@@ -374,8 +381,8 @@ class Rate(Controller, DraftPolicy):
         asks = Counter([name for s in rounds for name in s.asked])
         if not after_prompt:
             for name, count in self._readers.items():
-                if count and name in by and name not in asks:
-                    self._read_us[name] = by[name] / count
+                if count:
+                    self._learn_reading(name, count, asks[name], by, r.target_us)
         if not asks:
             return {}
         own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
@@ -393,6 +400,18 @@ class Rate(Controller, DraftPolicy):
             own = min(own_us, MAX_OUTLIER * self.estimates.own_us)
             ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
         return ask_us
+
+    def _learn_reading(self, name: str, read: int, asked: int, by: Mapping[str, int], target_us: int) -> None:
+        """A head may leave hidden states for later and read many at once: the mean says what that takes."""
+        reads = self._reads.get(name)
+        if reads is None:
+            reads = self._reads[name] = ReadShare()
+        reads.learn(read, asked)
+        if not asked and name in by:
+            time = self._read_us.get(name)
+            if time is None:
+                time = self._read_us[name] = DraftTime()
+            time.learn(0, by[name] / read, target_us)
 
     def _compare(self, text: _Text, draft: Draft, tokens: Sequence[int]) -> None:
         """Compares the draft, and one that was cut earlier, with the tokens that were committed.
@@ -455,6 +474,7 @@ class Rate(Controller, DraftPolicy):
 
     def forget(self, drafter: str) -> None:
         self.estimates.forget(drafter)
+        self._reads.pop(drafter, None)
         for text in self._texts.values():
             text.gains.pop(drafter, None)
             text.factors.pop(drafter, None)
