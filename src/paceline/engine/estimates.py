@@ -207,7 +207,10 @@ class Acceptance:
 
 
 class TextFactor:
-    """How much better or worse than elsewhere a drafter does on one text: accepted over expected nodes."""
+    """How much worse than elsewhere a drafter does on one text: accepted over expected nodes, at most 1.
+
+    From a few dozen nodes a factor above 1 is mostly luck, and where rows are dear only such nodes are taken.
+    """
 
     __slots__ = ("_accepted", "_expected", "value")
 
@@ -221,7 +224,7 @@ class TextFactor:
         self._accepted = keep * self._accepted + accepted
         self._expected = keep * self._expected + expected
         value = (TEXT_WEIGHT + self._accepted) / (TEXT_WEIGHT + self._expected)
-        self.value = min(max(value, 0.05), MAX_CALIBRATION)
+        self.value = min(max(value, 0.05), 1.0)
 
 
 class Gain:
