@@ -7,5 +7,6 @@ weights.py    the model's weights on the device, and which models the kernels kn
 batch.py      from feeds to the rows of passes
 memory.py     the GPU memory of a model, before it is loaded
 graphs.py     static buffers, the kernels of a pass, and their CUDA graphs
+block_head.py a block head's drafts in CUDA graphs
 target.py     CudaTarget: the target protocol
 """
