@@ -330,8 +330,8 @@ class RandomHead(Mapping[str, Tensor]):
         return len(self._sizes)
 
 
-def block_shape(shape: ModelConfig) -> BlockConfig:
-    """As `paceline train --kind block` makes them by default, with a vocabulary of 16,384 tokens."""
+def block_shape(shape: ModelConfig, draft_vocab: int) -> BlockConfig:
+    """As `paceline train --kind block` makes them by default, with a vocabulary of 8,192 tokens."""
     taps = tuple(round(1 + i * (shape.layers - 4) / 4) for i in range(5))
     return BlockConfig(
         shape.width,
@@ -340,7 +340,7 @@ def block_shape(shape: ModelConfig) -> BlockConfig:
         shape.head_dim,
         shape.ff_width,
         shape.vocab_size,
-        16384,
+        draft_vocab,
         taps,
         norm_eps=shape.norm_eps,
         theta=shape.rope.theta,
@@ -350,14 +350,15 @@ def block_shape(shape: ModelConfig) -> BlockConfig:
 def heads(notes: Notes, args: argparse.Namespace) -> None:
     """A block head's whole draft: four hidden states read, a block of 8 filled, a chain of 8 chosen."""
     for name in args.shapes:
-        time_head(notes, name, args.model)
-        free()
+        for draft_vocab in (8192, 16384):
+            time_head(notes, name, args.model, draft_vocab)
+            free()
 
 
-def time_head(notes: Notes, name: str, model: Path | None) -> None:
+def time_head(notes: Notes, name: str, model: Path | None, draft_vocab: int) -> None:
     context, steps = 600, 8
     target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]))
-    shape, own = block_shape(target.shape), target._weights
+    shape, own = block_shape(target.shape, draft_vocab), target._weights
     runner = CudaBlock(
         shape,
         torch.arange(shape.draft_vocab),
@@ -390,6 +391,7 @@ def time_head(notes: Notes, name: str, model: Path | None) -> None:
         notes(
             "heads",
             shape=name,
+            draft_vocab=draft_vocab,
             temperature=temperature,
             context=context,
             pass_ms=pass_ms,
@@ -450,6 +452,7 @@ TRAINED: Final[Mapping[str, SpecConfig]] = {
     "plain": PLAIN,
     "grammar, suffix, ngram": DEFAULT,
     "block": replace(DEFAULT, drafters=("block",)),
+    "block, always 5": replace(DEFAULT, drafters=("block",), max_draft=5, adaptive=False),
     "grammar, suffix, ngram, block": replace(DEFAULT, drafters=(*DEFAULT.drafters, "block")),
 }
 

@@ -447,6 +447,8 @@ def test_blocks_are_those_of_torch_whatever_is_drafted_beside_them(
     together = runner.fill(texts, size)
     starts = [ChainStart(block, 0, text.token) for block, text in zip(together, texts, strict=True)]
     tokens, sure = runner.chains(starts, [size] * len(starts))
+    shorter, _ = runner.chains(starts[:2], [1, size])  # the first is not the longest
+    assert shorter[1][:size] == tokens[1][:size]
     for i in (0, 1, 2, 3, 19):
         same = read_text(theirs, shape, counts[i], i)
         (expected,) = theirs.fill([same], size)

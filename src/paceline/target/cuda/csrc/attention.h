@@ -95,19 +95,27 @@ struct TaskList {
     }
 };
 
-// Where a sequence's keys and values are: through the page table, those of the pass itself through path_slot.
+// Where the keys or values of a chunk are: through the page table, those of the pass itself through path_slot.
 template <int D> struct PagedKeys {
-    const Attention& a;
+    const PassInput& in;
+    const ChunkTask& task;
+    const u16* from;
+    int own, deepest;  // the first key of the chunk that path_slot knows; the last there is
 
-    DEVICE PagedKeys(const Attention& a) : a(a) {}
-    // which: 0 keys, 1 values; key: of the chunk; in_second: the key is in the chunk's second page.
-    DEVICE const u16* row(const ChunkTask& task, int which, int key, bool in_second) const {
-        int slot = task.pages[in_second] * PAGE + key % PAGE;
-        if (const int own = key - (task.length - task.chunk * KEY_CHUNK); task.path >= 0 && own >= 0) {
-            const int deepest = task.last_position - task.length;
-            slot = a.input->path_slot[task.first_path + task.path][own < deepest ? own : deepest];
+    DEVICE PagedKeys(const Attention& a, const ChunkTask& task, int which)
+        : in(*a.input), task(task),
+          from((which ? a.cache.values : a.cache.keys) + task.kv_head * a.cache.head_stride),
+          own(task.length - task.chunk * KEY_CHUNK), deepest(task.last_position - task.length) {}
+    DEVICE const u16* cached_row(int key, int page) const {
+        return from + ((long long)page * PAGE + key % PAGE) * D;
+    }
+    DEVICE const u16* row(int key, int page) const {
+        int slot = page * PAGE + key % PAGE;
+        if (task.path >= 0 && key >= own) {
+            const int depth = key - own < deepest ? key - own : deepest;
+            slot = in.path_slot[task.first_path + task.path][depth];
         }
-        return (which ? a.cache.values : a.cache.keys) + task.kv_head * a.cache.head_stride + (long long)slot * D;
+        return from + (long long)slot * D;
     }
 };
 
@@ -117,11 +125,11 @@ template <int D> DEVICE int value_at(int key, int piece) { return key * D + (pie
 
 // A block of 8 warps: 4 share the keys of a chunk, 32 each, for 16 query rows; the other 4 for the next 16. A query row
 // is a row of the pass and one of the heads that share the key head. The next chunk loads while one is worked on.
-template <int D, class Keys = PagedKeys<D>> struct AttendKernel {
+template <int D, class Keys = PagedKeys<D>, class Argument = Attention> struct AttendKernel {
     static constexpr int PIECES = D / 8, Q_PIECES = D / 32, KEYS = KEY_CHUNK * D;
     static constexpr int OUT_STRIDE = D + 8;
 
-    const Keys keys_of;
+    const Argument& argument;
     const Attention& a;
     const PassInput& in;
     const int lane, warp, quarter, half, group, place, share;
@@ -132,8 +140,8 @@ template <int D, class Keys = PagedKeys<D>> struct AttendKernel {
     uint4 query[Q_PIECES][2];
     int position[2];  // of this lane's query rows
 
-    DEVICE AttendKernel(const Attention& a, const Keys& keys_of)
-        : keys_of(keys_of), a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), quarter(warp & 3), half(warp >> 2),
+    DEVICE AttendKernel(const Argument& argument, const Attention& a)
+        : argument(argument), a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), quarter(warp & 3), half(warp >> 2),
           group(lane >> 2), place(lane & 3), share(a.heads / a.kv_heads), chunks((u16*)shared_memory),
           outs((float*)(chunks + 4 * KEYS)), tops(outs + WARPS * 16 * OUT_STRIDE), totals(tops + WARPS * 16),
           positions((int*)(totals + WARPS * 16)), paths(positions + MAX_ROWS), parts(paths + MAX_ROWS) {
@@ -149,7 +157,7 @@ template <int D, class Keys = PagedKeys<D>> struct AttendKernel {
     DEVICE void prefetch(const ChunkTask& task) const {
         const int key = threadIdx.x % KEY_CHUNK;
         if (!task.exists() || task.chunk * KEY_CHUNK + key >= task.length) return;
-        const u16* row = keys_of.row(task, threadIdx.x >= KEY_CHUNK, key, key >= PAGE);
+        const u16* row = Keys(argument, task, threadIdx.x >= KEY_CHUNK).cached_row(key, key < PAGE ? task.pages[0] : task.pages[1]);
         for (int i = 0; i < D; i += 64) prefetch_l2(row + i);
     }
 
@@ -157,13 +165,14 @@ template <int D, class Keys = PagedKeys<D>> struct AttendKernel {
     DEVICE void send(const ChunkTask& task, int stage) const {
 #pragma unroll
         for (int which = 0; which < 2; which++) {
+            const Keys keys(argument, task, which);
             u16* to = chunks + (stage * 2 + which) * KEYS;
             if (task.exists())
 #pragma unroll
                 for (int i = 0; i < PIECES / 2; i++) {
                     const int key = i * (THREADS / PIECES) + threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
                     copy_async(to + (which ? value_at<D>(key, piece) : key_at<D>(key, piece)),
-                               keys_of.row(task, which, key, i >= PIECES / 4) + piece * 8);
+                               keys.row(key, task.pages[i >= PIECES / 4]) + piece * 8);
                 }
             close_copy_group();
         }

@@ -56,6 +56,7 @@ struct TakeDraft {
 DEVICE void take_draft(const TakeDraft& a) {
     constexpr int PIECES = (int)sizeof(DraftInput) / 16, EACH = (PIECES + THREADS - 1) / THREADS;
     static_assert(sizeof(DraftInput) % 16 == 0, "copied in pieces of 16 bytes");
+    let_next_kernel_start();
     wait_for_previous_kernel();
     uint4 piece[EACH];
 #pragma unroll
@@ -105,6 +106,7 @@ struct GatherTaps {
 // One block for each row of the bucket.
 DEVICE void gather_taps(const GatherTaps& a) {
     wait_for_previous_kernel();
+    let_next_kernel_start();
     const int row = blockIdx.x, width = a.width;
     for (int i = threadIdx.x; i < width; i += THREADS) a.residual[(long long)row * width + i] = 0;
     if (threadIdx.x == 0) a.square_sum[row] = 0;
@@ -155,6 +157,7 @@ struct EmbedBlock {
 // One block for each row of the bucket.
 DEVICE void embed_block(const EmbedBlock& a) {
     wait_for_previous_kernel();
+    let_next_kernel_start();
     const int row = blockIdx.x, slots = load_fresh(&a.input->slots), text = row / slots;
     const bool is_anchor = row % slots == 0 && text < load_fresh(&a.input->texts);
     const u16* embedding = a.embeddings + (long long)(is_anchor ? load_fresh(a.input->token + text) : 0) * a.width;
@@ -207,9 +210,12 @@ struct BlockAttention {
 
 template <int D> struct BlockKeys {
     const BlockAttention& b;
+    const ChunkTask& task;
+    const int which;
 
-    DEVICE BlockKeys(const BlockAttention& b) : b(b) {}
-    DEVICE const u16* row(const ChunkTask& task, int which, int key, bool) const {
+    DEVICE BlockKeys(const BlockAttention& b, const ChunkTask& task, int which) : b(b), task(task), which(which) {}
+    DEVICE const u16* cached_row(int key, int page) const { return row(key, page); }
+    DEVICE const u16* row(int key, int) const {
         const int at = task.chunk * KEY_CHUNK + key, kv_heads = b.attention.kv_heads, own = at - task.length;
         if (own < 0)
             return b.draft->context[task.sequence] + (long long)at * b.row_size + ((b.layer * 2 + which) * kv_heads + task.kv_head) * D;
@@ -261,20 +267,43 @@ DEVICE float high_bf16(u32 v) { return as_float(v & 0xFFFF0000u); }
 
 // The token of one step of every chain: the largest of block logits, Markov logits of the token before, and noise.
 // Eight lanes compute the Markov logit of a token.
+//
+// What a step needs besides the token before is loaded while the step before runs: its first Markov rows, and the block
+// logits of the first chain. Those are there, since no step starts before the first one has waited for them.
 struct ChainStepKernel {
     static constexpr int LANES = 8, AT_ONCE = 32 / LANES;  // tokens of a warp
+    static constexpr int EARLY = 4;                        // turns of a warp whose tokens are loaded early
 
     const ChainStep& a;
     const DraftInput& in;
-    const int lane, warp;
+    const int lane, warp, first, stride;  // a lane's first token, and from one turn to the next
     float* pairs;  // [MAX_TEXTS, rank]
     u64* tops;     // [WARPS]
     u32* nth;
+    uint4 early_row[EARLY];
+    float early_logit[EARLY];
 
     DEVICE ChainStepKernel(const ChainStep& a)
-        : a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), pairs((float*)shared_memory),
-          tops((u64*)(pairs + MAX_TEXTS * a.rank)), nth((u32*)(tops + WARPS)) {}
+        : a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5),
+          first((blockIdx.x * WARPS + warp) * AT_ONCE + lane / LANES), stride(gridDim.x * WARPS * AT_ONCE),
+          pairs((float*)shared_memory), tops((u64*)(pairs + MAX_TEXTS * a.rank)), nth((u32*)(tops + WARPS)) {}
 
+    DEVICE const uint4* markov_row(int number) const { return (const uint4*)(a.markov_out + (long long)number * a.rank); }
+    DEVICE const float* logits_of(int chain) const {
+        return in.chain_logits[chain] + (long long)(in.slot[chain] + a.step) * a.columns;
+    }
+    DEVICE void load_early() {
+        if (in.chains == 0) return;
+        const bool in_first = a.step < in.size[0];
+        const float* logits = logits_of(0);
+#pragma unroll
+        for (int i = 0; i < EARLY; i++) {
+            const int number = first + i * stride;
+            if (number >= a.draft_vocab) break;
+            early_row[i] = markov_row(number)[lane % LANES];
+            if (in_first) early_logit[i] = load_fresh(logits + number);
+        }
+    }
     DEVICE int number_of(u64 best) const { return (int)~(u32)best; }
     DEVICE u64* best_at(int chain, int step) const { return a.best + chain * MAX_BLOCK + step; }
 
@@ -287,32 +316,42 @@ struct ChainStepKernel {
         }
         sync_block();
     }
-    DEVICE float markov(int number, const float* pair) const {
-        const uint4* row = (const uint4*)(a.markov_out + (long long)number * a.rank);
-        float sum = 0;
-        for (int i = lane % LANES; i < a.rank / 8; i += LANES) {
-            const uint4 w = row[i];
-            const float* p = pair + i * 8;
-            sum += low_bf16(w.x) * p[0] + high_bf16(w.x) * p[1] + low_bf16(w.y) * p[2] + high_bf16(w.y) * p[3];
-            sum += low_bf16(w.z) * p[4] + high_bf16(w.z) * p[5] + low_bf16(w.w) * p[6] + high_bf16(w.w) * p[7];
-        }
+    DEVICE static float product(const uint4& w, const float* p) {
+        const float low = low_bf16(w.x) * p[0] + high_bf16(w.x) * p[1] + low_bf16(w.y) * p[2] + high_bf16(w.y) * p[3];
+        return low + (low_bf16(w.z) * p[4] + high_bf16(w.z) * p[5] + low_bf16(w.w) * p[6] + high_bf16(w.w) * p[7]);
+    }
+    // By 8 lanes; row: the first piece of this lane.
+    DEVICE float markov(int number, const float* pair, const uint4& row) const {
+        float sum = product(row, pair + lane % LANES * 8);
+        for (int i = lane % LANES + LANES; i < a.rank / 8; i += LANES) sum += product(markov_row(number)[i], pair + i * 8);
         for (int mask = LANES / 2; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
         return sum;
     }
+    DEVICE u64 key_of(int number, float score, float inverse_temperature, const NoiseKey& noise) const {
+        if (number >= a.draft_vocab) return 0;
+        if (inverse_temperature > 0)
+            score = (float)((double)(score * inverse_temperature) + gumbel(noise.bits((u32)a.ids[number])));
+        return (u64)rank_of(score) << 32 | (u32)~number;  // of equals the first
+    }
     DEVICE void find_best(int chain) const {
-        const float inverse_temperature = in.inverse_temperature[chain];
+        const float inverse_temperature = in.inverse_temperature[chain], *pair = pairs + chain * a.rank;
         const NoiseKey noise(in.key[chain][a.step][0], in.key[chain][a.step][1]);
-        const float* logits = in.chain_logits[chain] + (long long)(in.slot[chain] + a.step) * a.columns;
+        const float* logits = logits_of(chain);
+        const int warp_first = first - lane / LANES;  // the same for all lanes, which meet in every turn
         u64 best = 0;
-        for (int first = (blockIdx.x * WARPS + warp) * AT_ONCE; first < a.draft_vocab; first += gridDim.x * WARPS * AT_ONCE) {
-            const int number = first + lane / LANES;
-            const bool exists = number < a.draft_vocab;
-            float score = markov(exists ? number : 0, pairs + chain * a.rank);
-            if (!exists) continue;
-            score += load_fresh(logits + number);
-            if (inverse_temperature > 0)
-                score = (float)((double)(score * inverse_temperature) + gumbel(noise.bits((u32)a.ids[number])));
-            const u64 key = (u64)rank_of(score) << 32 | (u32)~number;  // of equals the first
+#pragma unroll
+        for (int i = 0; i < EARLY; i++) {
+            if (warp_first + i * stride >= a.draft_vocab) break;
+            const int number = first + i * stride;
+            const float added = markov(number < a.draft_vocab ? number : 0, pair, early_row[i]);
+            const float logit = number >= a.draft_vocab ? 0 : chain == 0 ? early_logit[i] : load_fresh(logits + number);
+            const u64 key = key_of(number, logit + added, inverse_temperature, noise);
+            best = key > best ? key : best;
+        }
+        for (int i = EARLY; warp_first + i * stride < a.draft_vocab; i++) {
+            const int number = first + i * stride, some = number < a.draft_vocab ? number : 0;
+            const float added = markov(some, pair, markov_row(some)[lane % LANES]);
+            const u64 key = key_of(number, load_fresh(logits + some) + added, inverse_temperature, noise);
             best = key > best ? key : best;
         }
         for (int mask = 16; mask; mask >>= 1) {
@@ -354,9 +393,16 @@ struct ChainStepKernel {
         publish(&a.host->number, in.number);
     }
 
-    DEVICE void run() const {
-        let_next_kernel_start();
-        wait_for_previous_kernel();
+    DEVICE void run() {
+        if (a.step > 0) {
+            let_next_kernel_start();
+            load_early();
+            wait_for_previous_kernel();
+        } else {
+            wait_for_previous_kernel();
+            let_next_kernel_start();
+            load_early();
+        }
         load_pairs();
         for (int chain = 0; chain < in.chains; chain++)
             if (a.step < in.size[chain]) find_best(chain);

@@ -61,11 +61,11 @@ LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
 #define ATTENTION_KERNELS(D)                                                              \
     KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) {                          \
         let_next_kernel_start();                                                          \
-        AttendKernel<D>(a, PagedKeys<D>(a)).run();                                        \
+        AttendKernel<D>(a, a).run();                                                      \
     }                                                                                     \
     KERNEL(THREADS, 128 / D) block_attend_##D(ARGUMENT(BlockAttention) a) {                \
         let_next_kernel_start();                                                          \
-        AttendKernel<D, BlockKeys<D>>(a.attention, BlockKeys<D>(a)).run();                \
+        AttendKernel<D, BlockKeys<D>, BlockAttention>(a, a.attention).run();              \
     }                                                                                     \
     KERNEL(128, 4) block_heads_##D(ARGUMENT(BlockHeads) a) { normalise_block_head<D>(a); }   \
     KERNEL(128, 4) context_keys_##D(ARGUMENT(ContextKeys) a) { store_context<D>(a); }        \
