@@ -153,6 +153,7 @@ def paceline(
     command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
     command += ["--store", store or f"{folder.name}/traces.db"]
+    command += [] if "--cache-dir" in options else ["--cache-disk-mb", "0"]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
     served = start("paceline", command, port, "/ready", {"PYTHONPATH": path}, folder)
     served.version = get(port, "/version")[1]

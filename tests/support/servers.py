@@ -130,6 +130,8 @@ def served(*options: str) -> Iterator[Process]:
         "256",
         "--threads",
         "1",
+        "--cache-disk-mb",
+        "0",
         *QUIET,
         *options,
     ]

@@ -157,6 +157,7 @@ def build(settings: ServerSettings) -> App:
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
         lost=None if recorder is None else recorder.lost,
         accounting=RouteAccounting(llm.cost or None),
+        disk=lambda: llm.target.cache_stats.disk,
     )
     for sink in (metrics, recorder):
         if sink is not None:
