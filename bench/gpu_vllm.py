@@ -1,4 +1,4 @@
-"""vLLM on a GPU, beside paceline: python -m bench.gpu_vllm [--model GGUF] [--modes plain,paceline] [--shapes 8b]
+"""vLLM on a GPU, beside paceline: python -m bench.gpu_vllm [--model GGUF] [--modes plain,paceline]
 
 vLLM's offline `LLM` in its default settings (CUDA graphs, torch.compile, asynchronous scheduling), bfloat16,
 greedy. Two parts, each with one engine of its own:
@@ -36,7 +36,7 @@ for _key, _value in {
     os.environ.setdefault(_key, _value)
 
 from bench.gpu import SHAPES, TIED, Notes, agent_turns, transformers_model  # noqa: E402
-from paceline.gate.spec_counters import SpecCounters, read_counters  # noqa: E402
+from paceline.gate.upstream_metrics import UpstreamCounters, read_counters  # noqa: E402
 from paceline.vllm.proposer import CLASS, TENANT  # noqa: E402
 
 PLAIN: Final = "plain"
@@ -161,7 +161,7 @@ def forget(worker: Any) -> None:
         drafter.suffix_cache = type(cache)(cache.max_tree_depth, cache.max_cached_requests)
 
 
-def counters() -> SpecCounters:
+def counters() -> UpstreamCounters:
     """Of the engine that runs in this process's name."""
     from prometheus_client import REGISTRY, generate_latest
 
@@ -179,10 +179,10 @@ def agents(notes: Notes, args: argparse.Namespace) -> None:
     for mode in args.modes:
         config = METHODS[mode] and {**METHODS[mode], "num_speculative_tokens": args.length}
         llm = engine(folder, disable_log_stats=False, **({"speculative_config": config} if config else {}))
-        rates, texts, grown = [], [], SpecCounters()
+        rates, texts, grown = [], [], UpstreamCounters()
         for turn in range(args.repeats + 1):
             llm.collective_rpc(forget)
-            texts, seconds, grown = [], 0.0, SpecCounters()
+            texts, seconds, grown = [], 0.0, UpstreamCounters()
             for prompt in prompts:
                 first = generate(llm, [prompt], 1, f"{turn}")[1]
                 before = counters()

@@ -14,8 +14,8 @@ from bench.vllm.server import MISSING, serving, vllm_python
 from paceline.convert import export_model
 from paceline.gate.leg_recorder import speculation_figures
 from paceline.gate.pair import Leg
-from paceline.gate.spec_counters import SpecCounters, read_counters
 from paceline.gate.upstream import Upstream, run_leg
+from paceline.gate.upstream_metrics import UpstreamCounters, read_counters
 from paceline.text import Tokenizer
 from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
 from paceline.train.data.prompts import Prompt
@@ -62,7 +62,7 @@ def answer(client: openai.OpenAI, question: str, **xargs: Any) -> tuple[str, dic
     return reply.choices[0].message.content or "", speculation_figures(metrics)
 
 
-def counters(url: str) -> SpecCounters:
+def counters(url: str) -> UpstreamCounters:
     return read_counters(httpx.get(f"{url}/metrics", timeout=60).text)
 
 
