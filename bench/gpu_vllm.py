@@ -156,7 +156,7 @@ def sequences(notes: Notes, name: str, counts: Sequence[int] = (1, 8, 32), repea
 
 def forget(worker: Any) -> None:
     """Empties the memory of vLLM's suffix method; runs in its worker. Tenants do that for paceline's."""
-    drafter = getattr(worker.model_runner, "drafter", None)
+    drafter: Any = getattr(worker.model_runner, "drafter", None)
     if (cache := getattr(drafter, "suffix_cache", None)) is not None:
         drafter.suffix_cache = type(cache)(cache.max_tree_depth, cache.max_cached_requests)
 
@@ -179,7 +179,9 @@ def agents(notes: Notes, args: argparse.Namespace) -> None:
     for mode in args.modes:
         config = METHODS[mode] and {**METHODS[mode], "num_speculative_tokens": args.length}
         llm = engine(folder, disable_log_stats=False, **({"speculative_config": config} if config else {}))
-        rates, texts, grown = [], [], UpstreamCounters()
+        rates: list[float] = []
+        texts: list[list[int]] = []
+        grown = UpstreamCounters()
         for turn in range(args.repeats + 1):
             llm.collective_rpc(forget)
             texts, seconds, grown = [], 0.0, UpstreamCounters()

@@ -71,19 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traces, report = Path(folder) / "requests.jsonl", Path(folder) / "report.json"
         traces.write_text("".join(f"{json.dumps(record)}\n" for record in records(given)))
         command = [sys.executable, "-m", "paceline", "gate", "run", "--baseline", baseline]
-        command += ["--candidate", candidate, "--traces", traces, "--json", report]
+        command += ["--candidate", candidate, "--traces", str(traces), "--json", str(report)]
         command += ["--max-pairs", str(given.max_pairs), "--max-tokens", str(given.max_tokens)]
         command += ["--temperature", "1" if given.candidate == "biased" else "0"]
         for option in ("html", "pairs"):
             if (file := getattr(given, option)) is not None:
-                command += [f"--{option}", file]
+                command += [f"--{option}", str(file)]
         run(command, given.seconds)
         verdict = json.loads(report.read_text())
     sys.exit(conclusion(given.candidate, verdict))
 
 
-def run(command: Sequence[str | Path], seconds: float) -> None:
-    process = subprocess.Popen(list(map(str, command)))
+def run(command: Sequence[str], seconds: float) -> None:
+    process = subprocess.Popen(command)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

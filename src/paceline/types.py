@@ -342,6 +342,8 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states `on_hidden` receives
     interleaves: bool = False  # in a list, others continue its drafts and it continues theirs
+    # Of its weights and settings: saved estimates about it hold while this is the same. "": none are saved.
+    fingerprint: str = ""
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # must not modify the asks
 

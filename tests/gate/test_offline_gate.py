@@ -328,8 +328,9 @@ def test_counters_tell_what_a_response_does_not(toy: Running) -> None:
 
 def test_a_replay_reads_the_counters_around_each_request(toy: Running) -> None:
     silent = {"metrics": False}
-    arms = {arm: Upstream(name=arm, url=toy.url, extra_body=silent) for arm in ("baseline", "candidate")}
-    run = asyncio.run(run_gate(Replay(**arms, warmup=0), cases(3, max_tokens=24)))
+    arms = [Upstream(name=arm, url=toy.url, extra_body=silent) for arm in ("baseline", "candidate")]
+    replay = Replay(baseline=arms[0], candidate=arms[1], warmup=0)
+    run = asyncio.run(run_gate(replay, cases(3, max_tokens=24)))
     found = {finding.check: finding for finding in run.verdict.findings}
     assert found["cost_gpu"].pairs == found["cost_passes"].pairs == len(run.pairs) == 3
     assert 0 < found["cost_gpu"].details["utilization"] <= 1

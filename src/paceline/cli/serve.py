@@ -74,6 +74,10 @@ class MemoryOptions:
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Drafters remember nothing of finished requests.")
     ] = False
+    save_estimates: Annotated[
+        bool,
+        typer.Option(help="Keep what was learned about drafters for the next start; it holds no text."),
+    ] = True
     single_user: Annotated[
         bool,
         typer.Option("--single-user", help="Requests without key and user share caches and memories fully."),
@@ -129,6 +133,7 @@ def serve(
         store=memory.store,
         trace_text=memory.trace_text,
         remember=memory.remembers,
+        save_estimates=memory.save_estimates,
         single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),
