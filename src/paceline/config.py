@@ -203,6 +203,9 @@ class EngineConfig:
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
+    # Disk space for the same, where a prefix that was read once is found again after a restart. 0: none.
+    cache_disk_mb: int = 0  # `paceline serve`: 2048
+    cache_dir: str | None = None  # its folder; None: that of paceline's own files
     max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
@@ -220,8 +223,9 @@ class EngineConfig:
         require_whole(
             self,
             *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),
-            *("max_model_len", "prefill_beside_ms"),
+            *("max_model_len", "prefill_beside_ms", "cache_disk_mb"),
         )
+        require(lambda x: x >= 0, "cache_disk_mb", self.cache_disk_mb, "0 (none) or more")
         require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
         require(lambda x: x >= 0, "prefill_beside_ms", self.prefill_beside_ms, "0 (any) or more")
         require(

@@ -84,6 +84,27 @@ class EngineOptions:
         return EngineConfig(**asdict(self), **more)
 
 
+CacheDir = Annotated[
+    str | None, typer.Option(help="Folder of the KV cache on the disk; default: in paceline's own.")
+]
+_CACHE_DISK_MB = "Disk space for the KV cache, which then outlives the process; 0: none."
+
+
+@dataclass(frozen=True, slots=True)
+class DiskEngineOptions(EngineOptions):
+    """The same, with a KV cache that may be kept on the disk."""
+
+    cache_disk_mb: Annotated[int, typer.Option(help=_CACHE_DISK_MB)] = 0
+    cache_dir: CacheDir = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEngineOptions(DiskEngineOptions):
+    """The same, kept on the disk by default."""
+
+    cache_disk_mb: Annotated[int, typer.Option(help=_CACHE_DISK_MB)] = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
     """The drafters of a model, and what they need."""

@@ -21,6 +21,7 @@ from paceline.target.cuda.target import CudaTarget, make_launcher
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.disk_cache import default_folder
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
 from paceline.target.native.packing import plan, unsupported_reason
@@ -131,6 +132,7 @@ def _require_room(path: Path, memory: MemoryPlan, device: torch.device) -> None:
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
     """A draft model: float weights too are rounded to 8 bits, where the native engine can run them."""
+    config = replace(config, cache_disk_mb=0)
     if config.dtype == "auto" and placement(config)[0].type == "cpu":
         with suppress(_Unsupported):
             return _native(path, replace(config, dtype="int8"))
@@ -141,7 +143,8 @@ def load_quantized_copy(path: Path, config: EngineConfig, target: ModelTarget) -
     """The same model in 4 bits a weight, with a smaller cache of its own: a draft model."""
     if reason := unsupported_copy_reason(path, config, target.bytes_held):
         raise _no_copy(path, reason)
-    smaller = replace(config, cache_mb=min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4)))
+    cache_mb = min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4))
+    smaller = replace(config, cache_mb=cache_mb, cache_disk_mb=0)
     try:
         return _native(path, smaller, four_bits=True)
     except OSError as error:
@@ -201,7 +204,14 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
         weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=four_bits)
     except NotCompiled as error:
         raise _Unsupported(str(error)) from error
-    return NativeTarget(checkpoint.shape, weights, weights_id, where, config)
+    target = NativeTarget(checkpoint.shape, weights, weights_id, where, config)
+    if config.cache_disk_mb:
+        folder = Path(config.cache_dir).expanduser() if config.cache_dir else default_folder()
+        try:
+            target.add_disk_cache(folder, config.cache_disk_mb << 20, path.stem)
+        except OSError as error:
+            log.warning("the KV cache is not kept on the disk: %s: %s", folder, error.strerror or error)
+    return target
 
 
 def native_path() -> tuple[str | None, str]:
