@@ -376,7 +376,7 @@ class _Kernels:
         argument.starts_next_late = not self._has_product
         self._has_product = True
         row_tiles, processors = self._row_tiles, self._multiprocessors
-        launch = product_launch(name, argument, matrix, row_tiles, self._target, processors, "bf16")
+        launch = product_launch(name, argument, matrix, row_tiles, self._target, processors)
         self.launches.append(launch)
 
     def _add(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:

@@ -18,12 +18,13 @@ from paceline.target.cuda.arguments import MAX_ROWS
 from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.block_head import CudaBlock, unsupported_reason
 from paceline.target.cuda.driver import GpuLauncher, Launcher
-from paceline.target.cuda.graphs import BUCKETS, ChooseKind, PassKind, PassRunner, defines
+from paceline.target.cuda.graphs import BUCKETS, DENSE, ChooseKind, PassKind, PassRunner, Products, defines
 from paceline.target.cuda.memory import make_cache, nbytes
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
 from paceline.target.kv.cache import BLOCK, PagedCache
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
+from paceline.target.weights.tensors import EncodedMatrix
 from paceline.types import NO_DRAFT, Bits, Draft, Feed, Sampler, Scores
 
 log = logging.getLogger("paceline")
@@ -95,9 +96,11 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         """launcher: None: the GPU that the configuration names."""
         self.shape, self._config = weights.shape, config
         shape = weights.shape
-        self._launcher = launcher or make_launcher(shape, config, kind)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
-        self._weights = CudaWeights(shape, tensors, self._launcher.device, kind)
+        encoded = cast(MutableMapping[str, EncodedMatrix], weights.encoded)
+        device = placement(config)[0] if launcher is None else launcher.device
+        self._weights = CudaWeights(shape, tensors, device, kind, encoded)
+        self._launcher = launcher or make_launcher(shape, config, self._weights.kernels)
         self._rows, blocks, spare = make_cache(shape, config, self._launcher.device)
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spare = SpareSlots(blocks * BLOCK, spare)
@@ -131,7 +134,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         if reason := unsupported_reason(shape, self.shape):
             log.warning("the block drafter runs on torch, which is slower here: %s", reason)
             return None
-        launcher = self._launcher if own.kind == "bf16" else make_launcher(self.shape, self._config)
+        dense = own.kernels <= DENSE
+        launcher = self._launcher if dense else make_launcher(self.shape, self._config)
         return CudaBlock(
             shape,
             head.draft_ids,
@@ -297,11 +301,11 @@ class CudaTarget(PagedTarget[_FeedRecord]):
                 cached.index_copy_(2, at, noise.expand(*cached.shape[:2], len(slots), -1).contiguous())
 
 
-def make_launcher(shape: ModelConfig, config: EngineConfig, kind: WeightType = "bf16") -> GpuLauncher:
+def make_launcher(shape: ModelConfig, config: EngineConfig, products: Products = DENSE) -> GpuLauncher:
     """Builds the kernels for this model and GPU. Raises NotCompiled where it cannot."""
     device, _ = placement(config)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return GpuLauncher(device, defines(shape, multiprocessors, int8=kind == "int8"))
+    return GpuLauncher(device, defines(shape, multiprocessors, products))
 
 
 def _scored_from(feed: Feed) -> int:
