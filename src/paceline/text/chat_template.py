@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -120,6 +120,26 @@ class ChatTemplate:
             raise TextError("the final message cannot be continued: the chat template changes its text")
         return begin if rest[0].startswith(_BLANK) else begin.rstrip()
 
+    def continuations(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]
+    ) -> list[str]:
+        """The conversation with each kind of next message that the template takes, each with two contents.
+
+        Their common beginning holds whatever comes next: templates close a turn, merge results of tools, or
+        drop reasoning, depending on the message that follows.
+        """
+        rendered: dict[str, None] = {}  # in order
+        refusal: TextError | None = None
+        for following in (*_next_messages(messages), None):
+            try:
+                more = [] if following is None else [following]
+                rendered[self.render([*messages, *more], tools, following is None, variables)] = None
+            except TextError as error:
+                refusal = refusal or error
+        if not rendered and refusal is not None:
+            raise refusal
+        return list(rendered)
+
     def generation_prompt(
         self,
         rendered: str,
@@ -174,6 +194,20 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
         return self._templates["default"]
+
+
+def _next_messages(messages: Sequence[Message]) -> Iterator[Message]:
+    """A result only where the last message calls a tool, or is a result itself."""
+    last: Message = messages[-1] if messages and isinstance(messages[-1], Mapping) else {}
+    calls = last.get("tool_calls")
+    call_id = (
+        calls[-1].get("id") if isinstance(calls, list) and calls and isinstance(calls[-1], dict) else None
+    )
+    roles = ["user", "assistant", *(["tool"] if calls or last.get("role") == "tool" else [])]
+    for role in roles:
+        more = {"tool_call_id": call_id or last.get("tool_call_id") or "call00000", "name": "f"}
+        for content in ("a", "b"):
+            yield {"role": role, "content": content, **(more if role == "tool" else {})}
 
 
 def read_chat_template(given: str) -> str:
