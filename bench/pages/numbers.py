@@ -268,6 +268,7 @@ def which_machine() -> Lines:
         "",
         "Measure your own, in a clone: `make bench-peers` installs the other engines, `make bench` compares "
         "them (half an hour), `python -m bench drafters` measures every drafter, `python -m bench serve` "
-        "a server under load. `--write` keeps the results and writes this page anew.",
+        "a server under load, `python -m bench runs` whole agent runs. `--write` keeps the results and "
+        "writes this page anew.",
         "",
     ]

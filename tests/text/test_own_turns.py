@@ -11,8 +11,12 @@ from support.tokenizers import byte_level_facts, write_gguf
 
 TRIMS = TEMPLATE.replace("{{ message.content + '' }}", "{{ message.content | trim }}")
 ADDS = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
-HERMES_KINDS = set(answers(named_format("hermes")))
-WRITTEN_AGAIN = {"call with compact JSON", "call with number 1.2e1", "call with escaped letter"}
+WRITTEN_AGAIN = {
+    "call with compact JSON",
+    "call with number 1.2e1",
+    "call with escaped letter",
+    "call in a code fence",
+}
 
 
 def reused(folder: Path, template: str) -> dict[str, bool]:

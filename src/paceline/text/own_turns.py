@@ -78,8 +78,13 @@ def answers(format: ToolFormat) -> Mapping[str, str]:
         "call with compact JSON": call.replace(spaced, compact),
         "call with number 12.0": call.replace('"n": 12', '"n": 12.0'),
         "call with number 1.2e1": call.replace('"n": 12', '"n": 1.2e1'),
+        "call in a code fence": f"```json\n{_bare(_CALL)}\n```",
         "call with escaped letter": render_calls([_OTHER], format).replace("é", "\\u00e9"),
     }
+
+
+def _bare(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": call.arguments})
 
 
 def _check(tokenizer: Tokenizer, kind: str, text: str) -> OwnTurn:
@@ -98,6 +103,8 @@ def _check(tokenizer: Tokenizer, kind: str, text: str) -> OwnTurn:
 def as_message(text: str, format: ToolFormat) -> Message:
     """The message that a client gets for this text, and sends back."""
     content, calls, _ = parse_tool_calls(text, format)
+    if not calls:  # in a form that models fall back to
+        content, calls, _ = parse_tool_calls(text)
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = [
@@ -121,6 +128,6 @@ def _following(message: Message) -> list[Message]:
     return results or [{"role": "user", "content": "Thanks. And copper kettles?"}]
 
 
-def shared_tokens(first: Sequence[int], second: Sequence[int]) -> int:
+def shared_tokens(first: Sequence[object], second: Sequence[object]) -> int:
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
