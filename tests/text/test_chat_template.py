@@ -385,13 +385,13 @@ CHATML = (
 )
 MERGED = (  # Qwen 2.5: results of tools stand in one turn of the user, which the next message may extend
     "{{ '' if tools }}{% for m in messages %}{% if m.role == 'tool' %}"
-    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\n<r>{{ m.content }}</r>"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}{{ '\n<r>' + m.content }}</r>"
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 DROPS_REASONING = (  # Qwen 3: only answers after the last user message keep their reasoning
-    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{{ '' if tools }}{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>"
     "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -415,7 +415,7 @@ def stable(source: str, chat: list[dict[str, Any]]) -> str:
 
 
 ASKED = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>"
-CALLED = ASKED + "assistant\nC<|im_end|>\n<|im_start|>"
+CALLED = ASKED + "assistant\nC<|im_end|>\n<|im_start|>user\n"
 THOUGHT = {"role": "assistant", "content": "A", "reasoning_content": "T"}
 
 
@@ -423,10 +423,11 @@ THOUGHT = {"role": "assistant", "content": "A", "reasoning_content": "T"}
     ("source", "chat", "expected"),
     [
         (CHATML, [USER], ASKED),
-        (CHATML, [CHAT[0]], "<|im_start|>system\nS<|im_end|>\n<|im_start|>"),
+        (CHATML, [CHAT[0]], "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n"),
         (MERGED, [USER, CALLING], CALLED),
-        (MERGED, [USER, CALLING, {"role": "tool", "content": "R"}], CALLED + "user\n<r>R</r>"),
-        (DROPS_REASONING, [USER, THOUGHT], ASKED + "assistant\n"),
+        (MERGED, [USER, CALLING, {"role": "tool", "content": "R"}], CALLED + "<r>R</r>"),
+        (DROPS_REASONING, [USER, THOUGHT], ASKED + "assistant\nA<|im_end|>\n<|im_start|>user\n"),
+        (DROPS_REASONING, [USER, THOUGHT | {"tool_calls": [{}]}], ASKED + "assistant\n"),
         (ALTERNATES, [CHAT[0]], "<start_of_turn>user\nS\n\n"),
         (ALTERNATES, [USER], "<start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>"),
     ],

@@ -123,17 +123,16 @@ class ChatTemplate:
     def continuations(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]
     ) -> list[str]:
-        """The conversation with each kind of next message that the template takes, each with two contents.
+        """The conversation with each kind of message that may come next, each with two contents.
 
         Their common beginning holds whatever comes next: templates close a turn, merge results of tools, or
-        drop reasoning, depending on the message that follows.
+        drop reasoning, depending on the message that follows. A kind that the template refuses is left out.
         """
         rendered: dict[str, None] = {}  # in order
         refusal: TextError | None = None
-        for following in (*_next_messages(messages), None):
+        for more in _continuations(messages):
             try:
-                more = [] if following is None else [following]
-                rendered[self.render([*messages, *more], tools, following is None, variables)] = None
+                rendered[self.render([*messages, *more], tools, not more, variables)] = None
             except TextError as error:
                 refusal = refusal or error
         if not rendered and refusal is not None:
@@ -196,18 +195,24 @@ class ChatTemplate:
         return self._templates["default"]
 
 
-def _next_messages(messages: Sequence[Message]) -> Iterator[Message]:
-    """A result only where the last message calls a tool, or is a result itself."""
+def _continuations(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """A user's message; an answer to a user or a result, written or still to write; a result of a call."""
     last: Message = messages[-1] if messages and isinstance(messages[-1], Mapping) else {}
+    answered = last.get("role") in ("user", "tool")
     calls = last.get("tool_calls")
-    call_id = (
-        calls[-1].get("id") if isinstance(calls, list) and calls and isinstance(calls[-1], dict) else None
-    )
-    roles = ["user", "assistant", *(["tool"] if calls or last.get("role") == "tool" else [])]
-    for role in roles:
-        more = {"tool_call_id": call_id or last.get("tool_call_id") or "call00000", "name": "f"}
-        for content in ("a", "b"):
-            yield {"role": role, "content": content, **(more if role == "tool" else {})}
+    result = {"tool_call_id": last.get("tool_call_id") or _last_id(calls) or "call00000", "name": "f"}
+    for content in ("a", "b"):
+        yield [{"role": "user", "content": content}]
+        if answered:
+            yield [{"role": "assistant", "content": content}]
+        if calls or last.get("role") == "tool":
+            yield [{"role": "tool", "content": content, **result}]
+    if answered:
+        yield []
+
+
+def _last_id(calls: Any) -> Any:
+    return calls[-1].get("id") if isinstance(calls, list) and calls and isinstance(calls[-1], dict) else None
 
 
 def read_chat_template(given: str) -> str:

@@ -70,7 +70,8 @@ def answers(format: ToolFormat) -> Mapping[str, str]:
     spaced, compact = (json.dumps(_CALL.arguments, separators=s) for s in ((", ", ": "), (",", ":")))
     return {
         "text": _TEXT,
-        "text between line breaks": f"\n\n{_TEXT}\n",
+        "text after line breaks": f"\n\n{_TEXT}",
+        "text before a line break": f"{_TEXT}\n",
         "reasoning": f"<think>\nI multiply 32.25 by 12.\n</think>\n\n{_TEXT}",
         "call": call,
         "two calls": render_calls([_CALL, _OTHER], format),
@@ -118,7 +119,7 @@ def as_message(text: str, format: ToolFormat) -> Message:
     return message
 
 
-def _following(message: Message) -> list[Message]:
+def _following(message: Message) -> Sequence[Message]:
     """What an agent sends after it."""
     calls = message.get("tool_calls") or []
     results = [
