@@ -385,7 +385,8 @@ CHATML = (
 )
 MERGED = (  # Qwen 2.5: results of tools stand in one turn of the user, which the next message may extend
     "{{ '' if tools }}{% for m in messages %}{% if m.role == 'tool' %}"
-    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}{{ '\n<r>' + m.content }}</r>"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<r>' + m.content }}</r>"
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
