@@ -11,14 +11,13 @@ the time counts.
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bench.serve import servers
 from bench.serve.http_client import Refused, post, read
 from bench.serve.servers import CHAT, RunningServer
-from paceline.config import EngineConfig
 
 PLAIN: Final = "paceline plain"
 OURS: Final = "paceline"
@@ -39,7 +38,6 @@ WARM_UP: Final = {
     "temperature": 0.0,
     "stream": True,
 }
-HAS_DISK_TIER: Final = "cache_dir" in {field.name for field in fields(EngineConfig)}
 
 
 class Server(Protocol):
@@ -72,8 +70,7 @@ class PacelineServer:
     name: str = OURS
 
     def start(self, folder: Path) -> RunningServer:
-        options = ["--cache-dir", str(folder)] if HAS_DISK_TIER else []
-        served = servers.paceline(self.model, self.threads, 2, self.cache_mb, options=options)
+        served = servers.paceline(self.model, self.threads, 2, self.cache_mb, cache_dir=str(folder))
         read(served.port, CHAT, {**WARM_UP, "user": "warm-up"})
         return served
 

@@ -148,12 +148,16 @@ def paceline(
     options: Sequence[str] = (),
     module: str = "paceline",
 ) -> RunningServer:
-    """With a trace store of its own, as it is by default. module: it has paceline's command line."""
+    """With a trace store of its own, as it is by default, and no estimates of earlier runs.
+
+    module: it has paceline's command line.
+    """
     port, folder = free_port(), tempfile.TemporaryDirectory()
     command = [sys.executable, "-m", module, "serve", model, "--served-model-name", model, *options]
     command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
-    command += ["--store", store or f"{folder.name}/traces.db"]
+    command += ["--store", store or f"{folder.name}/traces.db", "--no-save-estimates"]
+    command += [] if "--cache-dir" in options else ["--cache-disk-mb", "0"]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
     served = start("paceline", command, port, "/ready", {"PYTHONPATH": path}, folder)
     served.version = get(port, "/version")[1]

@@ -14,10 +14,11 @@ from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
+from paceline.engine.saved_estimates import SavedEstimates, estimates_path
 from paceline.errors import ConstraintError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.target.cost import CostMonitor
+from paceline.target.cost import CostMonitor, machine_key
 from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
@@ -52,7 +53,8 @@ class LLM:
     smollm2.
 
     Attributes: `spec`, the settings of requests that bring none; `tokenizer`, whose `fingerprint` is equal
-    for models with the same vocabulary and merges; `target` and `engine`, the model and its scheduler.
+    for models with the same vocabulary and merges; `target` and `engine`, the model and its scheduler;
+    `saved_estimates`, whose `load` and `save` let what the controller has learned outlive the process.
     """
 
     def __init__(
@@ -90,6 +92,9 @@ class LLM:
         limits = GrammarLimits(config.max_grammar_s, config.max_grammar_mb, config.max_fixed_text)
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits)
         controller = Rate(self.cost or None)
+        self.saved_estimates = SavedEstimates(
+            estimates_path(machine_key(self.target)), controller.estimates, self.drafters
+        )
         sinks = (*sinks, CostMonitor(self.target, self.cost))
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
         self._default_drafters = spec is None

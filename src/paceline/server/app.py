@@ -118,12 +118,12 @@ class App:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.engine.thread.start()
+        self.engine.start()
         self.log.start()
         self.admission.open = True
         yield
         self.admission.open = False
-        for end in (self.engine.thread.stop, self.log.close):
+        for end in (self.engine.stop, self.log.close):
             try:
                 await asyncio.to_thread(end, CLOSING_S)
             except RuntimeError:  # no memory for a thread

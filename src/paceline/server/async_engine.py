@@ -22,6 +22,7 @@ from paceline.llm import LLM, EncodedPrompt, Prompt
 from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
+from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round, Seq
 
@@ -62,12 +63,26 @@ class PreparedPrompt:
 class AsyncEngine:
     """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
-    def __init__(self, llm: LLM, thread: "EngineThread", metrics: Metrics) -> None:
+    def __init__(
+        self, llm: LLM, thread: "EngineThread", metrics: Metrics, saver: EstimatesSaver | None = None
+    ) -> None:
         self.llm = llm
         self.thread = thread
         self.metrics = metrics
+        self._saver = saver
         self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
         self._large = ThreadPoolExecutor(1, "paceline-large")
+
+    def start(self) -> None:
+        self.thread.start()
+        if self._saver is not None:
+            self._saver.start()
+
+    def stop(self, timeout: float) -> None:
+        """Requests that still run end with an error."""
+        self.thread.stop(timeout)
+        if self._saver is not None:
+            self._saver.close(timeout)
 
     async def in_thread(self, call: Callable[[], T], large: bool = False) -> T:
         """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on.

@@ -20,6 +20,7 @@ from paceline.loading import copy_to_store
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread
+from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
@@ -67,6 +68,7 @@ class ServerSettings:
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    save_estimates: bool = True  # what the controller learned about drafters outlives the server
     single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
@@ -149,6 +151,10 @@ def build(settings: ServerSettings) -> App:
     routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
     llm.constraints.load()
     thread = EngineThread(llm.engine)
+    saver = None
+    if settings.save_estimates:
+        llm.saved_estimates.load()
+        saver = EstimatesSaver(llm.saved_estimates, thread)
     metrics = Metrics(
         llm.name,
         tuple(llm.drafters),
@@ -157,6 +163,7 @@ def build(settings: ServerSettings) -> App:
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
         lost=None if recorder is None else recorder.lost,
         accounting=RouteAccounting(llm.cost or None),
+        disk=lambda: llm.target.cache_stats.disk,
     )
     for sink in (metrics, recorder):
         if sink is not None:
@@ -168,7 +175,7 @@ def build(settings: ServerSettings) -> App:
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
     return App(
-        AsyncEngine(llm, thread, metrics),
+        AsyncEngine(llm, thread, metrics, saver),
         admission,
         request_log,
         settings.max_body,

@@ -62,7 +62,12 @@ class PagedTarget(ABC, Generic[F]):
                 f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
                 "shorten it or raise cache_mb"
             )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous)
+        return self._cache.open(
+            seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous, writes=seq.remember
+        )
+
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        return self._cache.restore(seq_id, seconds)
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None
