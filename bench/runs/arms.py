@@ -70,7 +70,8 @@ class PacelineServer:
     name: str = OURS
 
     def start(self, folder: Path) -> RunningServer:
-        served = servers.paceline(self.model, self.threads, 2, self.cache_mb, cache_dir=str(folder))
+        disk = ["--cache-dir", str(folder)]
+        served = servers.paceline(self.model, self.threads, 2, self.cache_mb, options=disk)
         read(served.port, CHAT, {**WARM_UP, "user": "warm-up"})
         return served
 
