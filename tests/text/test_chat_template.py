@@ -416,7 +416,7 @@ def stable(source: str, chat: list[dict[str, Any]]) -> str:
 
 
 ASKED = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>"
-CALLED = ASKED + "assistant\nC<|im_end|>\n<|im_start|>user\n"
+AFTER_CALL = ASKED + "assistant\nC<|im_end|>\n<|im_start|>user\n"
 THOUGHT = {"role": "assistant", "content": "A", "reasoning_content": "T"}
 
 
@@ -425,8 +425,8 @@ THOUGHT = {"role": "assistant", "content": "A", "reasoning_content": "T"}
     [
         (CHATML, [USER], ASKED),
         (CHATML, [CHAT[0]], "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n"),
-        (MERGED, [USER, CALLING], CALLED),
-        (MERGED, [USER, CALLING, {"role": "tool", "content": "R"}], CALLED + "<r>R</r>"),
+        (MERGED, [USER, CALLING], AFTER_CALL),
+        (MERGED, [USER, CALLING, {"role": "tool", "content": "R"}], AFTER_CALL + "<r>R</r>"),
         (DROPS_REASONING, [USER, THOUGHT], ASKED + "assistant\nA<|im_end|>\n<|im_start|>user\n"),
         (DROPS_REASONING, [USER, THOUGHT | {"tool_calls": [{}]}], ASKED + "assistant\n"),
         (ALTERNATES, [CHAT[0]], "<start_of_turn>user\nS\n\n"),
