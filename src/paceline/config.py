@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 Accept = Literal["match", "residual", "block", "typical"]
 ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
+FLOAT_DTYPES: Final = ("float32", "bfloat16", "float16")
+DTYPES: Final = ("auto", *FLOAT_DTYPES, "int8", "fp8", "gguf")
 
 
 def settings(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -197,6 +198,7 @@ class EngineConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
     # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
     # int8: weights rounded to 8 bits: on a CPU those that are floats, on a GPU all.
+    # fp8: all weights rounded to e4m3, on a GPU. gguf: quantised weights as the file has them, on a GPU too.
     # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores

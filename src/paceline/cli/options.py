@@ -70,7 +70,7 @@ class EngineOptions:
     """Device and resources of a model."""
 
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8, fp8 or gguf.")] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
     cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
     max_model_len: Annotated[
