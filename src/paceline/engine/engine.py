@@ -287,6 +287,8 @@ class Engine:
     def _admit(self) -> list[Round]:
         """Opens waiting sequences in the target; one that cannot be opened ends here, with its error."""
         failed = []
+        if (displaced := self._scheduler.displace()) is not None:
+            self._suspend(displaced)
         for seq in self._scheduler.admit():
             try:
                 seq.computed = self.target.open(seq)
@@ -318,7 +320,7 @@ class Engine:
         """
         scheduled, ends = [], []
         for seq, fed in self._scheduler.pieces(self._held):
-            scored = seq.computed + len(fed) == len(seq.tokens)
+            scored = not seq.prefill and seq.computed + len(fed) == len(seq.tokens)
             ready = self._masking.ready(seq.id) if scored else None
             full = scored and self._full(seq)
             if scored and ready is None and (full or self._masking.slow(seq.id)):
@@ -370,10 +372,14 @@ class Engine:
 
     def _preempt(self) -> Seq:
         seq = self._scheduler.preempt()
+        self._suspend(seq)
+        return seq
+
+    def _suspend(self, seq: Seq) -> None:
+        """Its rows stay in the prefix cache until they are evicted."""
         self._close(seq)
         seq.computed = 0
         seq.preemptions += 1
-        return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), Outcome(finish="error", error=error))
@@ -425,7 +431,7 @@ class Engine:
         if not s.scored:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
-            return Outcome()
+            return Outcome(finish="length" if held == len(seq.tokens) else None)  # the end of a prefill
         if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
             self.target.keep(seq.id, held)
             seq.computed = held  # drafters do not see its row, which no token follows
