@@ -10,7 +10,10 @@ eager         the same for paceline's eager torch target
 batches       milliseconds of a pass of several sequences
 kernels       microseconds of each kernel in such a pass
 rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters: equal texts?
-beside        the same on fewer and shorter turns, with Transformers in the same process
+trained       the same with the block drafter of the package, on turns of agents and on chats
+heads         milliseconds of a block drafter's draft, and its share of a pass
+beside        `rounds` on fewer and shorter turns, with Transformers in the same process
+rollouts      answers a minute for training: many sampled answers to recorded prompts
 compiled      tokens/s of Transformers compiled with a static cache
 
 The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
@@ -25,6 +28,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,18 +41,28 @@ from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
+from paceline.drafters.heads import BlockDrafter
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Prior
+from paceline.heads.block import BlockConfig
+from paceline.heads.head_checkpoint import read
+from paceline.heads.local_heads import SHIPPED
+from paceline.heads.registry import parameter_shapes
+from paceline.heads.runner import AnchorContext, CacheRows, SampleCall, TapInput
 from paceline.target.base import ModelTarget
 from paceline.target.cost import cost_table
+from paceline.target.cuda.block_head import CudaBlock
+from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import WeightType
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
+from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
-from paceline.types import Bits, Cursor, Draft, Feed, Seq
+from paceline.target.weights.tensors import EncodedMatrix
+from paceline.types import Bits, Cursor, Draft, Drafter, Feed, Seq
 
 ROWS: Final = (1, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
@@ -59,7 +73,11 @@ SHAPES: Final = {
     "32b": ModelConfig("qwen2", 64, 5120, 40, 8, 128, 27648, 152064, 32768, 1e-6, Rope(1000000.0)),
     "70b": ModelConfig("llama", 80, 8192, 64, 8, 128, 28672, 128256, 32768, 1e-5, Rope(500000.0)),
 }
-KINDS: Final[dict[str, tuple[WeightType, ...]]] = {"8b": ("bf16", "int8"), "70b": ("int8",)}  # else bf16
+KINDS: Final[dict[str, tuple[str, ...]]] = {  # of weights; else bf16
+    "135m": ("bf16", "gguf"),
+    "8b": ("bf16", "int8", "fp8", "q4_0", "q4_k_m"),
+    "70b": ("int8", "fp8", "q4_0", "q4_k_m"),
+}
 REPEATS: Final = 3
 TIED: Final = ("135m", "1.5b")
 
@@ -140,15 +158,73 @@ class RandomTensors(MutableMapping[str, Tensor]):
         return len(self._sizes)
 
 
-def random_weights(name: str) -> Weights:
-    """On the GPU, so that no large model has to be carried there."""
-    return Weights(SHAPES[name], RandomTensors(SHAPES[name], name in TIED), f"random {name}")
+class RandomBlocks(MutableMapping[str, EncodedMatrix]):
+    """Matrices of RandomTensors as a GGUF file of this kind would hold them, made when they are taken."""
+
+    def __init__(self, tensors: RandomTensors, kind: str, layers: int) -> None:
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._kind, self._layers = kind, layers
+        for name, size in list(tensors._sizes.items()):
+            if len(size) == 2 and (name != "embed" or "head" not in tensors):
+                self._sizes[name] = (size[0], size[1])
+                if name != "embed":
+                    del tensors[name]
+
+    def _encoding(self, name: str) -> str:
+        """As llama.cpp chooses it: Q6_K for the head, and in half of the layers for v and down."""
+        if name in ("head", "embed"):
+            return "Q6_K"
+        _, layer, part = name.split(".")
+        finer = part in ("v", "down") and int(layer) % 2 == 0
+        return "Q4_0" if self._kind == "q4_0" else "Q6_K" if finer else "Q4_K"
+
+    def __getitem__(self, name: str) -> EncodedMatrix:
+        encoding, (outputs, inputs) = self._encoding(name), self._sizes[name]
+        kind, spread = ENCODINGS[encoding], inputs**-0.5
+        size = (outputs, inputs // kind.elements, kind.nbytes)
+        blocks = torch.randint(0, 256, size, dtype=torch.uint8, device="cuda")
+        for at, scale in HALVES[encoding].items():
+            half = torch.tensor([scale * spread], dtype=torch.float16).view(torch.uint8).cuda()
+            blocks[..., at : at + 2] = half
+        return EncodedMatrix(encoding, blocks.flatten(1))
+
+    def __setitem__(self, name: str, matrix: EncodedMatrix) -> None:
+        raise TypeError("random blocks are only read")
+
+    def __delitem__(self, name: str) -> None:
+        del self._sizes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
 
-def weights_of(name: str, model: Path | None) -> Weights:
+# Where a block has its half-precision numbers, and their size for weights of about 1.
+HALVES: Final[dict[str, dict[int, float]]] = {
+    "Q4_0": {0: 0.2}, "Q4_K": {0: 0.007, 2: 0.05}, "Q6_K": {208: 0.0007}
+}  # fmt: skip
+
+
+def weights_of(name: str, model: Path | None, kind: str = "bf16") -> Weights:
+    """Random ones are made on the GPU, so that no large model has to be carried there."""
     if name == "135m" and model is not None:
-        return load(model, torch.bfloat16)
-    return random_weights(name)
+        return load(model, torch.bfloat16, keep=GGUF if kind == "gguf" else ())
+    tensors = RandomTensors(SHAPES[name], name in TIED)
+    if weight_type(kind) != "gguf":
+        return Weights(SHAPES[name], tensors, f"random {name}")
+    blocks = RandomBlocks(tensors, kind, SHAPES[name].layers)
+    return Weights(SHAPES[name], tensors, f"random {name} {kind}", blocks)
+
+
+def weight_type(kind: str) -> WeightType:
+    """kind: of a file, where weights stay as they are."""
+    types: dict[str, WeightType] = {"bf16": "bf16", "int8": "int8", "fp8": "fp8"}
+    return types.get(kind, "gguf")
 
 
 def config_for(shape: ModelConfig) -> EngineConfig:
@@ -157,11 +233,10 @@ def config_for(shape: ModelConfig) -> EngineConfig:
     return EngineConfig(device="cuda", cache_mb=2 * per_token * (max(CONTEXTS) + 512) // 2**20 + 1)
 
 
-def floor_ms(shape: ModelConfig, context: int, bandwidth: float, weight_bytes: float = 2.0) -> float:
-    attention = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_dim
-    weights = shape.layers * (attention + 3 * shape.width * shape.ff_width) + shape.vocab_size * shape.width
+def floor_ms(target: CudaTarget, context: int, bandwidth: float) -> float:
+    shape, weights = target.shape, sum(matrix.nbytes for _, matrix in target._weights.products())
     cache = 4 * shape.layers * shape.kv_heads * shape.head_dim * context
-    return (weight_bytes * weights + cache) / bandwidth * 1e3
+    return (weights + cache) / bandwidth * 1e3
 
 
 def free() -> None:
@@ -210,17 +285,20 @@ def a_pass(target: AnyTarget, lengths: Mapping[str, int], rows: int) -> Callable
 def passes(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
         for kind in KINDS.get(name, ("bf16",)):
-            time_passes(notes, name, kind, args.model)
-            free()
+            if (kind in args.kinds or not args.kinds) and (kind != "gguf" or args.model):
+                time_passes(notes, name, kind, args.model, args.contexts)
+                free()
 
 
-def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -> None:
+def time_passes(
+    notes: Notes, name: str, kind: str, model: Path | None, contexts: Sequence[int] = CONTEXTS
+) -> None:
     started = time.perf_counter()
-    target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]), kind=kind)
+    target = CudaTarget(weights_of(name, model, kind), config_for(SHAPES[name]), kind=weight_type(kind))
     took = time.perf_counter() - started
     notes("load", shape=name, kind=kind, seconds=took, mb=target.bytes_held / 2**20)
-    for context, seq in opened(target, CONTEXTS):
-        floor = floor_ms(target.shape, context, notes.bandwidth, 2.0 if kind == "bf16" else 1.0)
+    for context, seq in opened(target, contexts):
+        floor = floor_ms(target, context, notes.bandwidth)
         for rows in ROWS:
             run = a_pass(target, {seq: context}, rows)
             run()
@@ -243,7 +321,7 @@ def batches(notes: Notes, args: argparse.Namespace) -> None:
     # 436 is the mean context of the steps that `bench.gpu_vllm` times.
     spans = {"300": (300, 300), "436": (436, 436), "1,000 to 1,400": (1000, 1400)}
     for name in args.shapes:
-        shape, kind = SHAPES[name], KINDS.get(name, ("bf16",))[0]
+        shape, kind = SHAPES[name], weight_type(KINDS.get(name, ("bf16",))[0])
         cache_mb = most * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
         config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=most)
         target = CudaTarget(weights_of(name, args.model), config, kind=kind)
@@ -271,7 +349,7 @@ def batches(notes: Notes, args: argparse.Namespace) -> None:
 
 
 def kernels(notes: Notes, args: argparse.Namespace) -> None:
-    """Microseconds of each kernel in one pass of 8, 32 and 64 sequences, by torch's profiler.
+    """Microseconds of each kernel in one pass of 1, 8, 32 and 64 sequences, by torch's profiler.
 
     Dependent launches overlap, so the sum is more than the pass.
     """
@@ -282,12 +360,13 @@ def kernels(notes: Notes, args: argparse.Namespace) -> None:
         shape = SHAPES[name]
         cache_mb = 64 * 400 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
         config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=64)
-        target = CudaTarget(weights_of(name, args.model), config)
+        kind = next(iter(args.kinds), "bf16")
+        target = CudaTarget(weights_of(name, args.model, kind), config, kind=weight_type(kind))
         with ExitStack() as stack:
             lengths = {f"s{i}": 300 for i in range(64)}
             for seq, length in lengths.items():
                 stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
-            for count in (8, 32, 64):
+            for count in (1, 8, 32, 64):
                 a_pass(target, dict(islice(lengths.items(), count)), 1)()
                 target.replay_last_pass()
                 torch.cuda.synchronize()
@@ -296,9 +375,98 @@ def kernels(notes: Notes, args: argparse.Namespace) -> None:
                         target.replay_last_pass()
                     torch.cuda.synchronize()
                 times = {e.key: e.self_device_time_total / 5 for e in recorded.key_averages()}
-                notes("kernels", shape=name, sequences=count, us=times)
+                notes("kernels", shape=name, kind=kind, sequences=count, us=times)
         del target
         free()
+
+
+class RandomHead(Mapping[str, Tensor]):
+    """Weights of a block head, made on the GPU when they are read."""
+
+    def __init__(self, shape: BlockConfig) -> None:
+        self._sizes = parameter_shapes("block", shape)
+
+    def __getitem__(self, name: str) -> Tensor:
+        size = self._sizes[name]
+        made = torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+        return made.mul_(size[-1] ** -0.5) if len(size) > 1 else made.mul_(0.1).add_(1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def block_shape(shape: ModelConfig, draft_vocab: int) -> BlockConfig:
+    """As `paceline train --kind block` makes them by default, with a vocabulary of 8,192 tokens."""
+    taps = tuple(round(1 + i * (shape.layers - 4) / 4) for i in range(5))
+    return BlockConfig(
+        shape.width,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.ff_width,
+        shape.vocab_size,
+        draft_vocab,
+        taps,
+        norm_eps=shape.norm_eps,
+        theta=shape.rope.theta,
+    )
+
+
+def heads(notes: Notes, args: argparse.Namespace) -> None:
+    """A block head's whole draft: four hidden states read, a block of 8 filled, a chain of 8 chosen."""
+    for name in args.shapes:
+        for draft_vocab in (8192, 16384):
+            time_head(notes, name, args.model, draft_vocab)
+            free()
+
+
+def time_head(notes: Notes, name: str, model: Path | None, draft_vocab: int) -> None:
+    context, steps = 600, 8
+    target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]))
+    shape, own = block_shape(target.shape, draft_vocab), target._weights
+    runner = CudaBlock(
+        shape,
+        torch.arange(shape.draft_vocab),
+        RandomHead(shape),
+        own.embed,
+        own.embeddings("").head,
+        target.shape,
+        target._launcher,
+        target.max_context,
+    )
+    with target.noise(Seq("s", [1] * (context + 1), context + 1, tenant="s")):
+        a_pass(target, {"s": context}, 1)()
+        pass_ms = timed(target.replay_last_pass)
+    rows = runner.like.new_empty(context + 64, shape.layers, 2, shape.kv_heads, shape.head_dim).normal_()
+    states = torch.randn(len(shape.taps), 4, shape.width, device="cuda")
+    hidden = dict(zip(shape.taps, states, strict=True))
+    text = AnchorContext(1, context, range(context), CacheRows(rows, 0, context))
+    part = TapInput(context - 4, hidden, CacheRows(rows, context - 4, 4))
+    keys = [(i, 2 * i + 1) for i in range(steps)]
+    for temperature in (0.0, 0.7):
+        samples = [SampleCall(0, 0, keys, None, temperature)] if temperature else []
+        draft = partial(runner.draft_chains, [part], [text], steps, [(0, 1)], [steps], samples)
+        for _ in range(20):
+            draft()
+        calls, started = 200, time.perf_counter()
+        for _ in range(calls):
+            draft()
+        call_ms = (time.perf_counter() - started) * 1e3 / calls
+        ms = timed(runner.replay_last_draft)
+        notes(
+            "heads",
+            shape=name,
+            draft_vocab=draft_vocab,
+            temperature=temperature,
+            context=context,
+            pass_ms=pass_ms,
+            draft_ms=ms,
+            call_ms=call_ms,
+            percent=100 * ms / pass_ms,
+        )
 
 
 def eager(notes: Notes, args: argparse.Namespace) -> None:
@@ -325,7 +493,8 @@ def rounds(notes: Notes, args: argparse.Namespace) -> None:
         notes("rounds", skipped="no --model")
         return
     turns = agent_turns(args.model, args.prompts)
-    compare(notes, "rounds", paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens), turns)
+    ways = paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens, args.dtype)
+    compare(notes, "rounds", ways, turns)
 
 
 def beside(notes: Notes, args: argparse.Namespace) -> None:
@@ -341,17 +510,54 @@ def beside(notes: Notes, args: argparse.Namespace) -> None:
     compare(notes, "beside", ways, turns)
 
 
-def paceline_ways(
-    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int
-) -> dict[Way, Run]:
-    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024))
-    notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
+PLAIN: Final = SpecConfig((), max_draft=0)
+DEFAULT: Final = SpecConfig(max_draft=7)
+MODEL_FREE: Final[Mapping[str, SpecConfig]] = {
+    "plain": PLAIN,
+    "grammar, suffix, ngram": DEFAULT,
+    "grammar, suffix, ngram, tree": replace(DEFAULT, tree_width=2),
+}
+TRAINED: Final[Mapping[str, SpecConfig]] = {
+    "plain": PLAIN,
+    "grammar, suffix, ngram": DEFAULT,
+    "block": replace(DEFAULT, drafters=("block",)),
+    "block, always 5": replace(DEFAULT, drafters=("block",), max_draft=5, adaptive=False),
+    "grammar, suffix, ngram, block": replace(DEFAULT, drafters=(*DEFAULT.drafters, "block")),
+}
+
+
+def trained(notes: Notes, args: argparse.Namespace) -> None:
+    """SmolLM2 with the block drafter of the package: turns of agents, then chats."""
+    if args.model is None:
+        notes("trained", skipped="no --model")
+        return
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    head = read(SHIPPED / "smollm2-135m-block", target.fingerprint, target.vocab_size)
+    runner = target.block_runner(head)
+    assert runner is not None
     prior = cost_table(target)
-    lists: Mapping[str, SpecConfig] = {
-        "plain": SpecConfig((), max_draft=0),
-        "grammar, suffix, ngram": SpecConfig(max_draft=7),
-        "grammar, suffix, ngram, tree": SpecConfig(max_draft=7, tree_width=2),
-    }
+
+    def drafters() -> dict[str, Drafter]:
+        return {**model_free(), "block": BlockDrafter(runner, head.card.calibration, target.capacity)}
+
+    for workload in ("agent", "chat"):
+        turns = turns_of(args.model, workload, args.prompts)
+        ways: dict[Way, Run] = {
+            (f"paceline, {name}", temperature): partial(
+                paceline_turns, target, prior, turns, spec, temperature, args.tokens, drafters
+            )
+            for temperature in (0.0, 0.7)
+            for name, spec in TRAINED.items()
+        }
+        compare(notes, f"trained {workload}", ways, turns)
+
+
+def paceline_ways(
+    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int, dtype: str = "auto"
+) -> dict[Way, Run]:
+    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024, dtype=dtype))
+    notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
+    prior, lists = cost_table(target), MODEL_FREE
     return {
         (f"paceline, {name}", temperature): partial(
             paceline_turns, target, prior, turns, spec, temperature, tokens
@@ -399,11 +605,17 @@ def equal_tokens(texts: Texts, others: Texts) -> int:
 
 
 def paceline_turns(
-    target: ModelTarget, prior: Prior, turns: Texts, spec: SpecConfig, temperature: float, tokens: int
+    target: ModelTarget,
+    prior: Prior,
+    turns: Texts,
+    spec: SpecConfig,
+    temperature: float,
+    tokens: int,
+    drafters: Callable[[], Mapping[str, Drafter]] = model_free,
 ) -> tuple[Texts, int, float]:
     """Texts, passes after each first token, and their seconds. Drafters remember earlier turns."""
     texts, passes_made, seconds = [], 0, 0.0
-    engine = Engine(target, model_free(), Rate(prior))
+    engine = Engine(target, drafters(), Rate(prior))
     for i, turn in enumerate(turns):
         params = SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         seq = Seq(f"turn {i}", list(turn), len(turn), params, spec, tenant="bench")
@@ -418,6 +630,67 @@ def paceline_turns(
         texts.append(seq.output)
     target.forget("bench")
     return texts, passes_made, seconds
+
+
+def rollouts(notes: Notes, args: argparse.Namespace) -> None:
+    """512 sampled answers of at most 320 tokens, each prompt answered eight times."""
+    if args.model is None:
+        notes("rollouts", skipped="no --model")
+        return
+    from paceline.text import Tokenizer
+    from paceline.train.data.rollout import Job, Rollout, roll_out
+    from paceline.train.train_decoder import TrainDecoder
+
+    eos = sorted(Tokenizer.load(args.model).eos_ids)
+    prompts = [*turns_of(args.model, "agent", 58), *turns_of(args.model, "chat", 6)][:64]
+    jobs = [Job(prompt, True, 8 * i + n) for i, prompt in enumerate(prompts) for n in range(8)]
+    how = Rollout(max_new=320)
+    model = TrainDecoder(load(args.model, torch.bfloat16), torch.device("cuda"), torch.bfloat16)
+    for repeat in range(2):
+        started = time.perf_counter()
+        answers = roll_out(model, jobs, eos, how)
+        note_rollouts(notes, "train decoder", repeat, answers, time.perf_counter() - started)
+    del model
+    free()
+    for batch in (64, 256):
+        config = EngineConfig(device="cuda", cache_mb=16384, max_batch=batch, max_waiting=len(jobs))
+        target = load_target(args.model, config)
+        for repeat in range(2):
+            started = time.perf_counter()
+            answers = engine_answers(target, config, jobs, eos, how)
+            note_rollouts(notes, f"engine, {batch} at once", repeat, answers, time.perf_counter() - started)
+        del target
+        free()
+
+
+def engine_answers(
+    target: ModelTarget, config: EngineConfig, jobs: Sequence[Any], eos: Sequence[int], how: Any
+) -> Texts:
+    engine, seqs = Engine(target, {}, Fixed(), config=config, eos=frozenset(eos)), []
+    for i, job in enumerate(jobs):
+        params = SamplingParams(
+            temperature=how.temperature, top_p=how.top_p, seed=job.seed, max_tokens=how.max_new
+        )
+        seqs.append(Seq(f"r{i}", list(job.prompt), len(job.prompt), params, PLAIN, tenant="rollouts"))
+        engine.submit(seqs[-1])
+    while engine.busy:
+        engine.step()
+    target.forget("rollouts")
+    return [seq.output for seq in seqs]
+
+
+def note_rollouts(notes: Notes, engine: str, repeat: int, answers: Texts, seconds: float) -> None:
+    tokens = sum(map(len, answers))
+    notes(
+        "rollouts",
+        engine=engine,
+        repeat=repeat,
+        answers=len(answers),
+        tokens=tokens,
+        seconds=seconds,
+        answers_per_minute=60 * len(answers) / seconds,
+        tokens_per_s=tokens / seconds,
+    )
 
 
 def transformers_turns(
@@ -520,18 +793,22 @@ def transformers_model(path: Path) -> Any:
 
 
 def agent_turns(model: Path, count: int) -> Texts:
-    """The prompts of successive turns of recorded agents, at most 2,000 tokens each."""
+    return turns_of(model, "agent", count)
+
+
+def turns_of(model: Path, workload: str, count: int) -> Texts:
+    """The prompts of successive turns of recorded conversations, at most 2,000 tokens each."""
     from paceline.text import Tokenizer
 
     tokenizer = Tokenizer.load(model)
-    lines = (Path(__file__).parent / "workloads" / "agent.jsonl").read_text("utf-8").splitlines()
+    lines = (Path(__file__).parent / "workloads" / f"{workload}.jsonl").read_text("utf-8").splitlines()
     found = []
     for record in map(json.loads, lines):
         messages = record["messages"]
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                text = tokenizer.render(messages[:i], record.get("tools"))
-                found.append(tokenizer.encode(text)[-2000:])
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        for i in answers or [len(messages)]:
+            text = tokenizer.render(messages[:i], record.get("tools"))
+            found.append(tokenizer.encode(text)[-2000:])
     return found[:count]
 
 
@@ -690,6 +967,9 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "batches": batches,
     "kernels": kernels,
     "rounds": rounds,
+    "trained": trained,
+    "heads": heads,
+    "rollouts": rollouts,
     "beside": beside,
     "host": host,
     "profile": profile,
@@ -705,6 +985,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--model", type=Path, help="SmolLM2 as a GGUF file; without it weights are random")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--kinds", nargs="*", default=[], help="of weights, in passes and kernels; else all")
+    parser.add_argument("--contexts", nargs="*", type=int, default=list(CONTEXTS))
+    parser.add_argument("--dtype", default="auto", help="of the weights, in rounds")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "bench/results")))

@@ -50,6 +50,10 @@ ADVERSARIES = {
 }
 
 
+QUICK = ("wrong and dear", "flips every 40 tokens")
+ONE_BY_ONE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ADVERSARIES]
+
+
 def agents(timer: Timer) -> list[SimulatedDrafter]:
     """Much of the text is known; the rest is not."""
     known, guessed = bursts(0.6, 0.95), bursts(0.3, 0.5, 6)
@@ -80,7 +84,7 @@ def plain(cost: CostTable, agents: int, tokens: int) -> Outcome:
 
 
 @pytest.mark.parametrize("machine", ON_MACHINES)
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("adversary", ONE_BY_ONE)
 def test_one_stream_is_never_much_slower_than_plain_decoding(adversary: str, machine: str) -> None:
     """At every token: at most 1.02 times plain decoding and 15 token-times, from a cold start."""
     cost, tokens = MACHINES[machine], 400
@@ -171,7 +175,7 @@ def test_a_head_in_the_list_never_costs_what_it_does_not_bring(make: Make, machi
     assert joined.tokens_per_s >= 0.98 * without.tokens_per_s
 
 
-@pytest.mark.parametrize("make", [agents, chat])
+@pytest.mark.parametrize("make", [pytest.param(agents, marks=pytest.mark.slow), chat])
 def test_a_head_that_reads_many_hidden_states_at_once_pays_for_all_of_them(make: Make) -> None:
     """Of 17 passes it reads, 16 seem to cost nothing; short answers begin anew with it again and again."""
 

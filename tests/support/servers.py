@@ -131,6 +131,8 @@ def served(*options: str) -> Iterator[Process]:
         "256",
         "--threads",
         "1",
+        "--cache-disk-mb",
+        "0",
         "--no-save-estimates",
         *QUIET,
         *options,

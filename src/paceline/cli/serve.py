@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, MaxDraft, TemplateOptions, grouped
+from paceline.cli.options import (
+    MODEL_HELP,
+    DrafterOptions,
+    MaxDraft,
+    ServerEngineOptions,
+    TemplateOptions,
+    grouped,
+)
 from paceline.trace.online import OnlineTrainingConfig
 
 log = logging.getLogger("paceline")
@@ -106,7 +113,7 @@ def serve(
     listen: ListenOptions,
     drafter: DrafterOptions,
     memory: MemoryOptions,
-    engine: EngineOptions,
+    engine: ServerEngineOptions,
     template: TemplateOptions,
     connection: ConnectionOptions,
     max_draft: MaxDraft = 8,

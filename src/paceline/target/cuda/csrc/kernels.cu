@@ -7,7 +7,8 @@
 // own wait, so everything from the first `attend` on may read it early.
 //
 // Defined when building: the tiles and the KB of shared memory of blocks that add to the residual stream, for up to 16,
-// for 32 and for 64 rows (see graphs.py), WITH_INT8, WITHOUT_BF16.
+// for 32 and for 64 rows (see graphs.py), WITH_INT8, WITHOUT_BF16; for packed weights PRODUCTS, such as
+// PRODUCT(gated,Q4_K) PRODUCT(store,Q6_K), and the tiles of their blocks.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -15,14 +16,17 @@
 #include "ptx.h"
 #endif
 #include "attention.h"
+#include "block_head.h"
 #include "choose.h"
 #include "linear.h"
+#include "packed.h"
 #include "rows.h"
 
 #ifndef RESIDUAL_TILES
 #define RESIDUAL_TILES 1
 #define RESIDUAL_KB 110
 #define RESIDUAL_TILES_32 1
+#define RESIDUAL_KB_32 200
 #define RESIDUAL_TILES_64 1
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
@@ -42,18 +46,50 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
 #define LINEAR_BUCKETS(TYPE, W, TILES_32)                                             \
     LINEAR_KERNELS(1, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
     LINEAR_KERNELS(2, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
-    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, WIDE_KB)         \
+    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, RESIDUAL_KB_32)  \
     LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, RESIDUAL_TILES_64, WIDE_KB)
 
 #ifndef WITHOUT_BF16
 LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
+LINEAR_KERNEL(store_rows_1_bf16, 1, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_2_bf16, 2, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_4_bf16, 4, LINEAR_TILES, WIDE_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_8_bf16, 8, WIDE_TILES, WIDE_KB, BF16, StoreRowsEpilogue)
 #endif
 #ifdef WITH_INT8
 LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
 #endif
 
+#ifdef PRODUCTS
+#define PACKED_KERNEL(NAME, ROW_TILES, TILES, KB, TYPE, EPILOGUE)                            \
+    KERNEL(THREADS, KB > LINEAR_KB ? 1 : 2) NAME##_##ROW_TILES##_##TYPE(ARGUMENT(Linear) a) { \
+        LinearKernel<ROW_TILES, TILES, TYPE, KB, EPILOGUE>(a).run();                         \
+    }
+#define PACKED_BUCKETS(NAME, TYPE, EPILOGUE, TILES, KB, MANY_TILES)      \
+    PACKED_KERNEL(NAME, 1, TILES, KB, TYPE, EPILOGUE)                    \
+    PACKED_KERNEL(NAME, 2, TILES, KB, TYPE, EPILOGUE)                    \
+    PACKED_KERNEL(NAME, 4, MANY_TILES, WIDE_KB, TYPE, EPILOGUE)          \
+    PACKED_KERNEL(NAME, 8, MANY_TILES, WIDE_KB, TYPE, EPILOGUE)
+#define PRODUCT_qkv(TYPE) PACKED_BUCKETS(qkv, TYPE, QkvEpilogue, PACKED_QKV_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_gated(TYPE) PACKED_BUCKETS(gated, TYPE, GatedEpilogue, PACKED_GATED_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_store(TYPE) PACKED_BUCKETS(store, TYPE, StoreEpilogue, WIDE_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_residual(TYPE) \
+    PACKED_BUCKETS(residual, TYPE, ResidualEpilogue, PACKED_RESIDUAL_TILES, PACKED_RESIDUAL_KB, PACKED_RESIDUAL_TILES)
+#define PRODUCT(NAME, TYPE) PRODUCT_##NAME(TYPE)
+PRODUCTS
+#endif
+
 #define ATTENTION_KERNELS(D)                                                              \
-    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) { let_next_kernel_start(); AttendKernel<D>(a).run(); } \
+    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) {                          \
+        let_next_kernel_start();                                                          \
+        AttendKernel<D>(a, a).run();                                                      \
+    }                                                                                     \
+    KERNEL(THREADS, 128 / D) block_attend_##D(ARGUMENT(BlockAttention) a) {                \
+        let_next_kernel_start();                                                          \
+        AttendKernel<D, BlockKeys<D>, BlockAttention>(a, a.attention).run();              \
+    }                                                                                     \
+    KERNEL(128, 4) block_heads_##D(ARGUMENT(BlockHeads) a) { normalise_block_head<D>(a); }   \
+    KERNEL(128, 4) context_keys_##D(ARGUMENT(ContextKeys) a) { store_context<D>(a); }        \
     KERNEL(128, 4) combine_##D(ARGUMENT(Attention) a) { CombineKernel<D>::run(a); }          \
     KERNEL(128, 4) head_norm_##D(ARGUMENT(HeadNorm) a) { normalise_head<D>(a); }
 ATTENTION_KERNELS(64)
@@ -61,6 +97,11 @@ ATTENTION_KERNELS(128)
 
 KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
 KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) take_block(ARGUMENT(TakeDraft) a) { take_draft(a); }
+KERNEL(THREADS, 1) taps(ARGUMENT(GatherTaps) a) { gather_taps(a); }
+KERNEL(THREADS, 1) embed_slots(ARGUMENT(EmbedBlock) a) { embed_block(a); }
+KERNEL(THREADS, 1) sure(ARGUMENT(BlockSure) a) { block_sure(a); }
+KERNEL(THREADS, 1) chain(ARGUMENT(ChainStep) a) { ChainStepKernel(a).run(); }
 KERNEL(THREADS, 1) masks(ARGUMENT(Choose) a) { take_masks(a); }
 KERNEL(THREADS, 1) process(ARGUMENT(Choose) a) { process_logits(a); }
 KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
@@ -74,7 +115,9 @@ KERNEL(THREADS, 1) spoken(ARGUMENT(CountTokens) a) { count_tokens(a); }
 extern "C" int size_of(int which) {
     const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
                          sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
-                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens)};
+                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens),
+                         sizeof(DraftInput), sizeof(DraftResult), sizeof(TakeDraft), sizeof(GatherTaps), sizeof(ContextKeys),
+                         sizeof(EmbedBlock), sizeof(BlockHeads), sizeof(BlockAttention), sizeof(BlockSure), sizeof(ChainStep)};
     return sizes[which];
 }
 #endif
