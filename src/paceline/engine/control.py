@@ -385,8 +385,8 @@ class Rate(Controller, DraftPolicy):
         asks = Counter([name for s in rounds for name in s.asked])
         for name, count in self._readers.items():
             if count:
-                us = by.get(name) if not asks[name] else None
-                self._learn_reading(name, count, asks[name], us, r.target_us, after_prompt)
+                read_us = by.get(name) if not asks[name] else None
+                self._learn_reading(name, count, asks[name], read_us, r.target_us, after_prompt)
         if not asks:
             return {}
         own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
