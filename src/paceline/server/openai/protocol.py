@@ -122,6 +122,14 @@ class SpeculativeConfig(RequestBody):
     disabled: bool = False
 
 
+class PredictToolCalls(RequestBody):
+    """Which calls may be predicted, and how sure a prediction must be."""
+
+    safe_tools: list[str] | None = None  # beside those that say `annotations.readOnlyHint`
+    min_probability: float | None = Field(None, ge=0, le=1)
+    max_calls: int | None = Field(None, ge=1, le=16)
+
+
 class StructuredOutputs(RequestBody):
     """vLLM's way to ask for a constraint."""
 
@@ -187,6 +195,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     prediction: Prediction | None = None
+    predict_tool_calls: bool | PredictToolCalls | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
