@@ -1,14 +1,15 @@
-"""python -m bench prefetch: how many tool calls of recorded agents are predicted, and what prefetching them saves.
+"""python -m bench prefetch: tool calls of recorded agents, predicted before they are written.
 
-Recorded runs are replayed in order. For each answer the predictor is asked twice: before anything of it is
-written, and once the name of a call is. It knows the conversation so far, the offered tools and earlier runs of the
-same tenant: the same agent, domain and model. Runs of one task, or of one customer, are never history for one
-another, unless --repeats. A prediction is right if the answer has exactly that call, by its JSON; every other one is
-wrong, also where the answer has no call at all. Only tools that read may be predicted.
+Recorded runs are replayed in order. For each answer the predictor is asked twice: before anything of it
+is written, and once the name of a call is. It knows the conversation so far, the offered tools and
+earlier runs of the same tenant: the same agent, domain and model. Runs of one task, or of one customer,
+are never history for one another, unless --repeats. A prediction is right if the answer has exactly that
+call, by its JSON; every other one is wrong, also where the answer has no call at all. Only tools that
+read may be predicted.
 
-The time saved is computed, not measured: an answer takes a given time, half of it after the name of its call, and
-every tool takes 300 ms. The client starts a predicted call at once, and waits for the rest of it. For a real server
-and real tools: examples/agent_prefetch.py.
+The time saved is computed, not measured: an answer takes a given time, half of it after the name of its
+call, and every tool takes 300 ms. The client starts a predicted call at once, and waits for the rest of
+it. For a real server and real tools: examples/agent_prefetch.py.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +37,31 @@ SETS: Final = {
     "tau2-bench": ("tau2_bench", "community_tau2"),
     "BFCL multi-turn": ("bfcl_multi_turn",),
 }
-READS: Final = ("get_", "find_", "list_", "search_", "check_", "view_", "estimate_", "verify_", "retrieve_", "display")
+READS: Final = (
+    "get_",
+    "find_",
+    "list_",
+    "search_",
+    "check_",
+    "view_",
+    "estimate_",
+    "verify_",
+    "retrieve_",
+    "display",
+)
 ALSO_READS: Final = frozenset(
-    "calculate can_send_mms run_speed_test ls pwd cat wc sort grep find tail head diff du gallon_to_liter "
-    "liter_to_gallon compute_exchange_rate mean logarithm standard_deviation".split()
+    (
+        *(
+            "calculate",
+            "can_send_mms",
+            "run_speed_test",
+            "compute_exchange_rate",
+            "gallon_to_liter",
+            "liter_to_gallon",
+        ),
+        *("ls", "pwd", "cat", "wc", "sort", "grep", "find", "tail", "head", "diff", "du"),
+        *("mean", "logarithm", "standard_deviation"),
+    )
 )
 TOOL_S: Final = 0.3
 ANSWER_S: Final = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)  # of an answer that calls a tool
@@ -149,7 +172,9 @@ def evaluate(records: Iterable[Record], repeats: bool, min_probability: float) -
         learned = []
         for record in batch:
             score.runs += 1
-            tools = {t["function"]["name"]: t["function"] for t in record["tools"] if reads(t["function"]["name"])}
+            tools = {
+                t["function"]["name"]: t["function"] for t in record["tools"] if reads(t["function"]["name"])
+            }
             for messages, calls in turns(record):
                 predictor = predictors[tenant(record)]
                 begun = time.perf_counter()
@@ -172,7 +197,9 @@ def evaluate(records: Iterable[Record], repeats: bool, min_probability: float) -
     return score
 
 
-def _count(score: Score, forecast: Any, calls: list[tuple[str, dict[str, Any]]], min_probability: float) -> None:
+def _count(
+    score: Score, forecast: Any, calls: list[tuple[str, dict[str, Any]]], min_probability: float
+) -> None:
     score.answers += 1
     score.calls += len(calls)
     safe = [(name, canonical(given)) for name, given in calls if name in forecast.tools]
@@ -192,6 +219,10 @@ def _count(score: Score, forecast: Any, calls: list[tuple[str, dict[str, Any]]],
     score.early_wrong += len(early - written)
     score.named += len(named & written)
     score.named_wrong += len(named - written)
+
+
+def _saved(answer_s: float, row: Any) -> str:
+    return f"{100 * row['saved'][str(answer_s)]:.0f} %"
 
 
 def percent(key: str) -> Any:
@@ -214,14 +245,16 @@ COLUMNS: Final = (
 )
 SAVED: Final = (
     Column("runs", "set"),
-    *(Column(f"answer {s:g} s", lambda r, s=s: f"{100 * r['saved'][str(s)]:.0f} %") for s in ANSWER_S),
+    *(Column(f"answer {s:g} s", partial(_saved, s)) for s in ANSWER_S),
 )
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     return [
         Table.of(COLUMNS, rows, "Predicted tool calls"),
-        Table.of(SAVED, rows, f"Time saved of calls and their answers, tools of {TOOL_S * 1000:.0f} ms (computed)"),
+        Table.of(
+            SAVED, rows, f"Time saved of calls and their answers, tools of {TOOL_S * 1000:.0f} ms (computed)"
+        ),
     ]
 
 
@@ -238,7 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("no data: set PACELINE_DATA to the folder that holds traces/")
     rows = []
     for name, files in SETS.items():
-        records = [record for file in files for record in _records(folder / "traces" / f"{file}.jsonl.gz", options.limit)]
+        records = [
+            record
+            for file in files
+            for record in _records(folder / "traces" / f"{file}.jsonl.gz", options.limit)
+        ]
         rows.append(evaluate(records, options.repeats, options.min_probability).row(name))
     for table in tables(rows):
         Console(width=200).print(table.terminal())

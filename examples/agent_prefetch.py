@@ -1,9 +1,10 @@
-"""Predicted tool calls: the same agent with and without prefetching, against a running server and slow tools.
+"""Predicted tool calls: the same agent with and without prefetching, against a running server and slow
+tools.
 
-The tools are an HTTP service that takes 300 ms for an answer, started here. The model chooses every call and its
-arguments. After some tickets the server knows how this agent works, and says which call will come before the model
-has written it; `paceline.agent.Prefetch` makes the request then. Both ways lead to the same conversation, which is
-checked; only the waiting differs.
+The tools are an HTTP service that takes 300 ms for an answer, started here. The model chooses every call
+and its arguments. After some tickets the server knows how this agent works, and says which call will
+come before the model has written it; `paceline.agent.Prefetch` makes the request then. Both ways lead to
+the same conversation, which is checked; only the waiting differs.
 
     paceline serve smollm2-135m
     pip install openai
@@ -30,7 +31,20 @@ from paceline.agent import Prefetch
 Message = dict[str, Any]
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kim", "Lea")
-CITIES = ("Oslo", "Lima", "Bern", "Cairo", "Quito", "Turin", "Perth", "Dakar", "Hanoi", "Leeds", "Malmo", "Natal")
+CITIES = (
+    "Oslo",
+    "Lima",
+    "Bern",
+    "Cairo",
+    "Quito",
+    "Turin",
+    "Perth",
+    "Dakar",
+    "Hanoi",
+    "Leeds",
+    "Malmo",
+    "Natal",
+)
 STATES = ("packed", "on the road", "at customs", "delivered")
 
 
@@ -38,7 +52,10 @@ def records(kind: str) -> dict[str, dict[str, Any]]:
     """The service's tables."""
     rows = range(len(NAMES))
     if kind == "orders":
-        return {f"A-{1201 + 37 * i}": {"customer_id": f"C{410 + 7 * i}", "shipment_id": f"S{9020 + 13 * i}"} for i in rows}
+        return {
+            f"A-{1201 + 37 * i}": {"customer_id": f"C{410 + 7 * i}", "shipment_id": f"S{9020 + 13 * i}"}
+            for i in rows
+        }
     if kind == "customers":
         return {f"C{410 + 7 * i}": {"name": NAMES[i], "city": CITIES[i]} for i in rows}
     return {f"S{9020 + 13 * i}": {"state": STATES[i % 4], "days": i % 5 + 1} for i in rows}
@@ -159,11 +176,12 @@ class Agent:
     def _ask(
         self, messages: list[Message], choice: str, extra: dict[str, Any], ahead: bool, timeline: Timeline
     ) -> tuple[str | None, str, str]:
-        stream: Any = self.client.chat.completions.create(
+        create: Any = self.client.chat.completions.create
+        stream = create(
             model=self.model,
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             tools=TOOLS,
-            tool_choice=choice,  # type: ignore[arg-type]
+            tool_choice=choice,
             parallel_tool_calls=False,
             temperature=0,
             max_completion_tokens=64,
@@ -175,7 +193,9 @@ class Agent:
         for chunk in self.prefetch.watch(stream) if ahead else stream:
             for predicted in getattr(chunk, "predicted_tool_calls", None) or [] if ahead else []:
                 function = predicted["function"]
-                timeline.add(f"ahead   {function['name']}({function['arguments']}), {predicted['probability']:.2f}")
+                timeline.add(
+                    f"ahead   {function['name']}({function['arguments']}), {predicted['probability']:.2f}"
+                )
             for part in chunk.choices:
                 text += part.delta.content or ""
                 for call in part.delta.tool_calls or []:
@@ -204,7 +224,9 @@ def main() -> None:
             "get_shipment": lambda shipment_id: get(base, "shipments", shipment_id),
         }
         with Prefetch(tools, safe=list(tools)) as prefetch:
-            compare(Agent(client, client.models.list().data[0].id, prefetch, f"example-{uuid.uuid4().hex[:8]}"))
+            compare(
+                Agent(client, client.models.list().data[0].id, prefetch, f"example-{uuid.uuid4().hex[:8]}")
+            )
 
 
 def compare(agent: Agent) -> None:
@@ -214,7 +236,9 @@ def compare(agent: Agent) -> None:
     total = {False: 0.0, True: 0.0}
     same = True
     for number, order in enumerate(orders[8:]):
-        ways = (False, True) if number % 2 == 0 else (True, False)  # the second finds its prompts in the cache
+        ways = (
+            (False, True) if number % 2 == 0 else (True, False)
+        )  # the second finds its prompts in the cache
         runs = {ahead: agent.answer(order, ahead, remember=False) for ahead in ways}
         same = same and runs[False][0] == runs[True][0]
         for ahead, title in ((False, "plain"), (True, "prefetching")):
@@ -224,8 +248,8 @@ def compare(agent: Agent) -> None:
                 print(f"{order}, {title}: {seconds:.2f} s", *timeline.lines, sep="\n")
     stats = agent.prefetch.stats
     print(
-        f"{stats.used} of {STEPS * len(orders[8:])} calls prefetched, {stats.dropped} in vain; plain {total[False]:.2f} s, "
-        f"prefetching {total[True]:.2f} s: {100 * (1 - total[True] / total[False]):.0f} % shorter; "
+        f"{stats.used} of {STEPS * len(orders[8:])} calls prefetched, {stats.dropped} in vain; "
+        f"plain {total[False]:.2f} s, prefetching {total[True]:.2f} s: {100 * (1 - total[True] / total[False]):.0f} % shorter; "
         f"same conversations: {'yes' if same else 'no'}"
     )
 

@@ -80,7 +80,9 @@ def test_other_arguments_get_no_foreign_result(arguments: str) -> None:
         assert prefetch.stats.used == 0
 
 
-@pytest.mark.parametrize(("one", "other"), [("1", "1.0"), ("1", "true"), ("0", "false"), ('"1"', "1"), ("null", '""')])
+@pytest.mark.parametrize(
+    ("one", "other"), [("1", "1.0"), ("1", "true"), ("0", "false"), ('"1"', "1"), ("null", '""')]
+)
 def test_values_that_a_tool_can_tell_apart_are_different_calls(one: str, other: str) -> None:
     with Prefetch({"get": lambda **given: given}, safe=["get"]) as prefetch:
         prefetch.start([{"function": {"name": "get", "arguments": f'{{"x": {one}}}'}}])
@@ -108,7 +110,9 @@ def test_a_result_from_before_an_effect_is_not_used_after_it(shop: Shop, prefetc
     assert prefetch.stats.dropped == 1
 
 
-def test_results_of_an_earlier_answer_are_dropped_when_the_next_begins(shop: Shop, prefetch: Prefetch) -> None:
+def test_results_of_an_earlier_answer_are_dropped_when_the_next_begins(
+    shop: Shop, prefetch: Prefetch
+) -> None:
     list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
     shop.stock = 7  # somebody else
     list(prefetch.watch([{"choices": []}]))
@@ -209,7 +213,9 @@ Step = tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]  # predicti
 
 def random_steps(rng: random.Random) -> list[Step]:
     def call() -> tuple[str, dict[str, Any]]:
-        return rng.choice(["get_stock", "get_stock", "take"]), {"item": rng.choice(["tea", "milk", "nothing"])}
+        return rng.choice(["get_stock", "get_stock", "take"]), {
+            "item": rng.choice(["tea", "milk", "nothing"])
+        }
 
     def one() -> Step:
         calls = [call() for _ in range(rng.randint(0, 3))]

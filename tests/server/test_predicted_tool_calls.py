@@ -1,4 +1,4 @@
-"""Predicted tool calls over HTTP: an event before the prompt is read, a field, metrics; nothing for anybody else."""
+"""Predicted tool calls over HTTP: an event before the prompt is read, a field, metrics."""
 
 import json
 import random
@@ -20,7 +20,7 @@ HINTED: list[Any] = [
     {**tool, "annotations": {"readOnlyHint": tool["function"]["name"] in SAFE}} for tool in TOOLS
 ]
 WISH = {"safe_tools": list(SAFE), "min_probability": 0.5}
-RUNS = 6
+RUNS = 5
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ class Client:
     def counts(self) -> dict[str, float]:
         page = self.http.get("/metrics").text
         samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
-        return {s.labels["outcome"]: s.value for s in samples if s.name == "paceline_predicted_tool_calls_total"}
+        return {
+            s.labels["outcome"]: s.value for s in samples if s.name == "paceline_predicted_tool_calls_total"
+        }
 
 
 def answer(calls: list[Any]) -> str:
@@ -90,16 +92,25 @@ def predicted(whole: dict[str, Any]) -> list[tuple[str, Any]]:
 def without_names(chunk: dict[str, Any]) -> dict[str, Any]:
     """A chunk without what differs from request to request: ids and times."""
     text = json.dumps({**chunk, "id": "", "created": 0})
-    return json.loads(text.replace(chunk["id"], ""), object_hook=lambda o: {k: v for k, v in o.items() if k != "id"})
+    return json.loads(
+        text.replace(chunk["id"], ""), object_hook=lambda o: {k: v for k, v in o.items() if k != "id"}
+    )
 
 
-def test_calls_are_predicted_before_the_prompt_is_read_and_the_rest_of_the_stream_is_the_same(client: Client) -> None:
+def test_calls_are_predicted_before_the_prompt_is_read_and_the_rest_of_the_stream_is_the_same(
+    client: Client,
+) -> None:
     client.teach("anna")
     run = list(Shop(random.Random(9)).run())
+    same: Any = {
+        "user": "anna",
+        "remember": False,
+        "speculative_config": {"disabled": True},
+    }  # and chunks as well
     early = 0
     for messages, calls in run:
-        chunks = client.stream(messages, calls, user="anna", remember=False, predict_tool_calls=WISH)
-        plain = client.stream(messages, calls, user="anna", remember=False)
+        chunks = client.stream(messages, calls, **same, predict_tool_calls=WISH)
+        plain = client.stream(messages, calls, **same)
         ahead = [chunk for chunk in chunks if "predicted_tool_calls" in chunk]
         assert all(chunk["choices"] == [] for chunk in ahead)
         rest = [chunk for chunk in chunks if "predicted_tool_calls" not in chunk]

@@ -1,4 +1,4 @@
-"""A tenant's predictor learns which call follows which, and where arguments come from; its size is bounded."""
+"""A tenant's predictor learns which call follows which and where arguments come from, in bounded memory."""
 
 import asyncio
 import json
@@ -136,7 +136,9 @@ def test_constants_and_omitted_arguments_are_learned() -> None:
 def test_numbers_and_texts_are_taken_as_the_schema_wants_them() -> None:
     tool = function("convert", litres="number", code="string")
     result = said(("list", {}), {"code": 4711}, "call_0")
-    history = [([*user(f"{n} litres?"), *result], [("convert", {"litres": n, "code": "4711"})]) for n in (2, 30)]
+    history = [
+        ([*user(f"{n} litres?"), *result], [("convert", {"litres": n, "code": "4711"})]) for n in (2, 30)
+    ]
     assert texts(one_call(history, tool).calls(P, 1)) == [("convert", '{"code":"4711","litres":30}')]
 
 
@@ -177,7 +179,11 @@ def test_places_are_named_without_ids_and_indices() -> None:
 
 
 def test_events_name_calls_and_their_errors() -> None:
-    messages = [*user("x"), *said(("get_order", {}), "Error: not found", "c"), {"role": "assistant", "content": "No."}]
+    messages = [
+        *user("x"),
+        *said(("get_order", {}), "Error: not found", "c"),
+        {"role": "assistant", "content": "No."},
+    ]
     chat = Conversation([*messages, *user("y")])
     assert chat.events == ["U", "get_order!", "A", "U"]
     assert chat.since_user == []
@@ -206,7 +212,10 @@ def test_any_messages_and_tools_can_be_read() -> None:
     broken: dict[str, Any] = {
         **TOOLS,
         "no_schema": {"name": "no_schema"},
-        "strange": {"name": "strange", "parameters": {"properties": {"x": 3, "y": {"type": 4}}, "required": [[]]}},
+        "strange": {
+            "name": "strange",
+            "parameters": {"properties": {"x": 3, "y": {"type": 4}}, "required": [[]]},
+        },
     }
     messages = hostile_messages()
     for calls in ([("get_order", {"order_id": "y" * 9999})], [("strange", {"x": [1], "y": "\ud800"})], []):
@@ -222,7 +231,10 @@ def test_the_memory_of_a_tenant_is_bounded() -> None:
         name = f"get_{i % 300}"
         tools = {name: function(name, order_id="string")}
         value = f"v{rng.random()}"
-        messages = [*user(f"{value} {i}"), *said((f"tool_{i}", {f"arg{i}": value}), {f"path{'x' * i}": value}, "c")]
+        messages = [
+            *user(f"{value} {i}"),
+            *said((f"tool_{i}", {f"arg{i}": value}), {f"path{'x' * i}": value}, "c"),
+        ]
         forecast = predictor.predict(Conversation(messages), tools)
         assert len(forecast.candidates) <= MAX_CANDIDATES
         predictor.learn(forecast, [(name, {"order_id": value})])
@@ -231,8 +243,9 @@ def test_the_memory_of_a_tenant_is_bounded() -> None:
     assert all(len(slot.sources) <= MAX_SOURCES and len(slot.values) <= MAX_VALUES for slot in slots)
 
 
-
-async def ask(service: ToolPredictions, tenant: str | None, messages: list[Message], **more: Any) -> ToolPrediction:
+async def ask(
+    service: ToolPredictions, tenant: str | None, messages: list[Message], **more: Any
+) -> ToolPrediction:
     tools = [{"type": "function", "function": FUNCTIONS[name]} for name in FUNCTIONS]
     request = PredictionRequest.of(messages, tools, more.get("tool_choice"), more.get("safe_tools", SAFE), P)
     return await service.predict(request, tenant, more.get("remember", True))

@@ -42,7 +42,10 @@ class Shop:
         steps: list[tuple[Call, Any]] = [
             (("find_customer", {"email": email}), customer),
             (("get_customer", {"customer_id": customer}), {"customer_id": customer, "orders": orders}),
-            *((("get_order", {"order_id": order}), {"order_id": order, "status": "sent"}) for order in orders),
+            *(
+                (("get_order", {"order_id": order}), {"order_id": order, "status": "sent"})
+                for order in orders
+            ),
         ]
         for number, (call, result) in enumerate(steps):
             yield list(messages), [call]
@@ -52,7 +55,9 @@ class Shop:
     def _scrambled(self, result: Any) -> Any:
         if not self.shuffled:
             return result
-        return json.loads("".join(self.rng.choice("123456789") if c.isdigit() else c for c in json.dumps(result)))
+        return json.loads(
+            "".join(self.rng.choice("123456789") if c.isdigit() else c for c in json.dumps(result))
+        )
 
 
 def said(call: Call, result: Any, id: str) -> list[Message]:

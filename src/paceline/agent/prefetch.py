@@ -1,7 +1,8 @@
 """Speculative tool execution (PASTE, arXiv 2603.18897) on the client's side.
 
-A server that was sent `predict_tool_calls` says early which calls an answer will probably hold. Calls of tools
-marked safe begin then, beside the model. Three rules make a run with prefetching equal to one without:
+A server that was sent `predict_tool_calls` says early which calls an answer will probably hold. Calls of
+tools marked safe begin then, beside the model. Three rules make a run with prefetching equal to one
+without:
 
 - only tools that have no effects run ahead of time;
 - a result is used once, by the very call that was predicted: same name, same arguments as JSON;
@@ -43,7 +44,7 @@ class PrefetchStats:
 
 
 def read_only_tools(tools: Iterable[Any]) -> list[str]:
-    """The names of tools that say `annotations.readOnlyHint`: MCP's own objects, or OpenAI's with that field."""
+    """The names of tools with `annotations.readOnlyHint`: MCP's objects, or OpenAI's with that field."""
     names = []
     for tool in tools:
         function = _member(tool, "function") or tool
@@ -81,7 +82,9 @@ class _Plan:
         """safe: tools without effects, see `read_only_tools`. min_probability: None: the server's default."""
         unknown = sorted(set(safe) - set(tools))
         if unknown:
-            raise SettingError("safe", unknown, f"some of {sorted(tools)}", "give a function for each safe tool")
+            raise SettingError(
+                "safe", unknown, f"some of {sorted(tools)}", "give a function for each safe tool"
+            )
         if max_running < 1:
             raise SettingError("max_running", max_running, "1 or more")
         self._tools = dict(tools)
@@ -103,7 +106,7 @@ class _Plan:
         for call in predicted:
             function = _member(call, "function")
             name, arguments = _member(function, "name"), _member(function, "arguments")
-            if name not in self._safe:  # whatever the server says
+            if not isinstance(name, str) or name not in self._safe:  # whatever the server says
                 continue
             try:
                 yield _Call.of(name, arguments)
@@ -114,10 +117,10 @@ class _Plan:
 class Prefetch(_Plan):
     """Runs predicted calls in threads.
 
-        with Prefetch({"get_order": get_order, "cancel": cancel}, safe=["get_order"]) as prefetch:
-            stream = client.chat.completions.create(..., stream=True, extra_body=prefetch.extra_body)
-            for chunk in prefetch.watch(stream): ...   # the chunks as they are
-            result = prefetch.run(name, arguments)     # for each call of the answer, in its order
+    with Prefetch({"get_order": get_order, "cancel": cancel}, safe=["get_order"]) as prefetch:
+        stream = client.chat.completions.create(..., stream=True, extra_body=prefetch.extra_body)
+        for chunk in prefetch.watch(stream): ...   # the chunks as they are
+        result = prefetch.run(name, arguments)     # for each call of the answer, in its order
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class Prefetch(_Plan):
                 self._busy -= 1
 
     def run(self, name: str, arguments: Arguments) -> Any:
-        """The result of a call that the model wrote: begun ahead of time, or run now. Raises what the tool does."""
+        """The result of a call that the model wrote: begun ahead of time, or run now."""
         tool, call = self._tools[name], _Call.of(name, arguments)
         if name not in self._safe:
             self.drop()
@@ -200,7 +203,7 @@ class Prefetch(_Plan):
 
 
 class AsyncPrefetch(_Plan):
-    """The same for asyncio: `async for chunk in prefetch.watch(stream)`, `await prefetch.run(name, arguments)`.
+    """For asyncio: `async for chunk in prefetch.watch(stream)`, `await prefetch.run(name, arguments)`.
 
     Tools may be coroutine functions; plain functions run in threads.
     """

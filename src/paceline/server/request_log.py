@@ -193,7 +193,7 @@ class RequestLog:
             )
 
     def _settle_tool_prediction(self, context: RequestContext) -> None:
-        """Compares the predicted tool calls with those written, and learns from them where that is allowed."""
+        """Compares predicted tool calls with those written, and learns from them where that is allowed."""
         prediction = context.tool_prediction
         if prediction is None:
             return

@@ -33,16 +33,16 @@ class ChatServing(ChunkServing):
             llm = self.engine.llm
             read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
-            if request.predict_tool_calls:
-                context.tool_prediction = await self._predict_tool_calls(context, request)
+            if request.predict_tool_calls is not None:
+                context.tool_prediction = await self._predict(context, request, request.predict_tool_calls)
         if request.stream:
             return await self.stream(http, context, [params])
         await self.run(http, context, [params])
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 
-    async def _predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> ToolPrediction:
-        wish = request.predict_tool_calls
-        options = wish if isinstance(wish, PredictToolCalls) else PredictToolCalls()
+    async def _predict(
+        self, context: RequestContext, request: ChatRequest, options: PredictToolCalls
+    ) -> ToolPrediction:
         wanted = PredictionRequest.of(
             request.messages,
             request.tools or (),

@@ -130,6 +130,16 @@ class PredictToolCalls(RequestBody):
     max_calls: int | None = Field(None, ge=1, le=16)
 
 
+# True: with the defaults. False is none.
+PredictedCalls = Annotated[
+    PredictToolCalls | None,
+    BeforeValidator(
+        lambda value: ({} if value else None) if isinstance(value, bool) else value,
+        json_schema_input_type=bool | PredictToolCalls | None,
+    ),
+]
+
+
 class StructuredOutputs(RequestBody):
     """vLLM's way to ask for a constraint."""
 
@@ -195,7 +205,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     prediction: Prediction | None = None
-    predict_tool_calls: bool | PredictToolCalls | None = None
+    predict_tool_calls: PredictedCalls = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)

@@ -3,7 +3,7 @@
 conversation.py  a chat's messages: past calls, and the places that values can come from
 linear_model.py  logistic regression over hashed features, in a table of fixed size
 predictor.py     ToolCallPredictor: the memory of one tenant; predicts whole calls and learns from answers
-service.py       ToolPredictions: predictors by tenant, one thread for all of them; ToolPrediction: of one request
+service.py       ToolPredictions: predictors by tenant, in one thread; ToolPrediction: of one request
 """
 
 from paceline.server.tool_prediction.service import (

@@ -1,8 +1,9 @@
-"""A chat's messages as the predictor sees them: past calls with their results, and where values can come from.
+"""A chat's messages as the predictor sees them: past calls with their results, and where values come from.
 
-A source is a place that holds values: a path in the results of a tool (`r:get_user:orders[*]`), an argument of
-earlier calls (`a:get_order:order_id`), or a form in a text (`u:#A9` is a user's #W9502127). Paths have their
-indices and ids taken out, so that a source that was right once is found again in another run.
+A source is a place that holds values: a path in the results of a tool (`r:get_user:orders[*]`), an
+argument of earlier calls (`a:get_order:order_id`), or a form in a text (`u:#A9` is a user's #W9502127).
+Paths have their indices and ids taken out, so that a source that was right once is found again in
+another run.
 """
 
 import json
@@ -27,7 +28,9 @@ MAX_DEPTH: Final = 8  # of a result
 
 _WORD: Final = re.compile(r"[a-z]+")
 _TOKEN: Final = re.compile(r"[^\s,;!?()\[\]{}<>\"“”`*]+")
-_QUOTED: Final = re.compile(r"'([^'\n]{1,120})'|\"([^\"\n]{1,120})\"|`([^`\n]{1,120})`|“([^”\n]{1,120})”")
+_QUOTED: Final = re.compile(
+    r"(?<!\w)'([^\n]{1,120}?)'(?!\w)|\"([^\"\n]{1,120})\"|`([^`\n]{1,120})`|“([^”\n]{1,120})”"
+)
 _NAMES: Final = re.compile(r"[A-Z][a-zA-Z]+(?: [A-Z][a-zA-Z]+)+")
 _EMAIL: Final = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]*\w")
 _RUNS: Final = re.compile(r"[A-Z]+|[a-z]+|[0-9]+")
@@ -58,7 +61,9 @@ class Conversation:
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self.calls: list[PastCall] = []
-        self.events: list[str] = []  # oldest first: U user, A text of the assistant, else a tool, ! where it failed
+        self.events: list[
+            str
+        ] = []  # oldest first: U user, A text of the assistant, else a tool, ! where it failed
         self.user_texts: list[str] = []
         self.system = ""
         waiting: dict[str, tuple[int, PastCall]] = {}
@@ -186,9 +191,11 @@ def leaves(value: Any) -> Iterator[tuple[str, Scalar]]:
             return
         if isinstance(value, Mapping):
             for key, part in value.items():
+                if left <= 0:
+                    return
                 if any(c.isdigit() for c in key):  # an id, not a name
                     left -= 1
-                    yield f"{path}.~", key
+                    yield f"{path}.~".removeprefix("."), key
                     yield from walk(part, f"{path}.*", depth + 1)
                 else:
                     yield from walk(part, f"{path}.{key}", depth + 1)
@@ -229,7 +236,12 @@ def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
             yield "Names", match[0]
     for match in _TOKEN.finditer(text):
         token = match[0].rstrip(".:'").lstrip("'$")
-        if not token or "@" in token or len(token) > MAX_VALUE or (ids_only and not any(c.isdigit() for c in token)):
+        if (
+            not token
+            or "@" in token
+            or len(token) > MAX_VALUE
+            or (ids_only and not any(c.isdigit() for c in token))
+        ):
             continue
         if not ids_only or len(token) > 1:
             yield form_of(token), token

@@ -1,13 +1,14 @@
-"""Logistic regression over hashed features, learned online with AdaGrad: one table of weights of fixed size.
+"""Logistic regression over hashed features, learned online with AdaGrad: one table of weights of fixed
+size.
 
-Hashing trick: Weinberger et al., arXiv 0902.2206. A feature is a number of 32 bits, made of text by CRC-32, which is
-the same in every process. Features that share a slot cost accuracy, never memory.
+Hashing trick: Weinberger et al., arXiv 0902.2206. A feature is a number of 32 bits, made of text by
+CRC-32, which is the same in every process. Features that share a slot cost accuracy, never memory.
 """
 
 import math
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 BITS: Final = 15
@@ -37,18 +38,21 @@ def logit(probability: float) -> float:
 class LinearModel:
     """256 KiB whatever it learns."""
 
-    def __init__(self, rate: float = 0.3) -> None:
+    def __init__(self, rate: float = 0.6) -> None:
         self._weights = array("f", bytes(4 << BITS))
         self._squares = array("f", bytes(4 << BITS))
         self._rate = rate
 
-    def score(self, features: Iterable[int]) -> float:
+    def probability(self, features: Sequence[int], offset: float) -> float:
+        """offset: the log-odds before anything is learned."""
         weights = self._weights
-        return sum(weights[f & _MASK] for f in features)
+        return sigmoid(offset + sum([weights[f & _MASK] for f in features]))
 
-    def update(self, features: Iterable[int], error: float) -> None:
-        """error: the probability less the label, 0 or 1."""
+    def learn(self, features: Sequence[int], offset: float, label: bool) -> None:
+        """By the probability as it is now: what was predicted may be older than what was learned since."""
         weights, squares, rate = self._weights, self._squares, self._rate
+        error = self.probability(features, offset) - label
+        rate /= math.sqrt(len(features))  # so that one answer does not outweigh all before it
         for f in features:
             i = f & _MASK
             gradient = error + _DECAY * weights[i]

@@ -3,11 +3,11 @@
 As in PASTE (arXiv 2603.18897), two things repeat in an agent's runs: which call follows which, and where its
 arguments come from. Here both are logistic regressions that learn from every answer (linear_model.py):
 
-1. names: is this tool called in the answer? From the last events, the user's words, and what was called already.
+1. names: is this tool called in the answer? From the last events, the user's words, the calls so far.
 2. values: is this value the tool's argument? Candidates come from sources that were right before
    (conversation.py), from the argument's earlier values, and from the schema.
-3. calls: is this whole call in the answer? Corrects the product of the first two. `given_name` does the same for
-   an answer whose text has come as far as the tool's name.
+3. calls: is this whole call in the answer? Corrects the product of the first two. `given_name` does the
+   same for an answer whose text has come as far as the tool's name.
 
 Everything is bounded: a tenant's predictor takes about a megabyte, a prediction a few milliseconds.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline.server.tool_prediction.conversation import Conversation, canonical
-from paceline.server.tool_prediction.linear_model import LinearModel, crossed, feature, logit, sigmoid
+from paceline.server.tool_prediction.linear_model import LinearModel, crossed, feature, logit
 
 Function = Mapping[str, Any]  # of a tool: name, parameters
 Calls = Sequence[tuple[str, Mapping[str, Any]]]  # names and arguments
@@ -77,6 +77,7 @@ class _Candidate:
     arguments: Mapping[str, Any]
     probability: float
     features: list[int]
+    offset: float  # log-odds of the product of name and values
 
 
 class ToolCallPredictor:
@@ -86,7 +87,7 @@ class ToolCallPredictor:
         self._tools: dict[str, dict[str, _Argument]] = {}  # the tools called so far, the newest last
         self._names = LinearModel()
         self._values = LinearModel()
-        self._calls = LinearModel(rate=0.1)
+        self._calls = LinearModel(rate=0.2)
 
     def predict(self, chat: Conversation, tools: Mapping[str, Function]) -> "Forecast":
         """tools: those whose calls may be predicted, by name."""
@@ -111,19 +112,21 @@ class ToolCallPredictor:
         called = {name for name, _ in calls}
         written = {(name, canonical(arguments)) for name, arguments in calls}
         for one in forecast.names:
-            self._names.update(one.features, one.probability - (one.name in called))
+            self._names.learn(one.features, _NAME_BIAS, one.name in called)
         for call in forecast.candidates:
-            self._calls.update(call.features, call.probability - ((call.name, call.text) in written))
+            self._calls.learn(call.features, call.offset, (call.name, call.text) in written)
         for name in sorted(called & tools.keys()):
             if name not in self._tools:
                 first = self._name(name, _context(chat), chat)
-                self._names.update(first.features, first.probability - 1.0)
+                self._names.learn(first.features, _NAME_BIAS, True)
             else:
                 for call in self.given_name(chat, tools[name]):
-                    self._calls.update(call.features, call.probability - ((call.name, call.text) in written))
+                    self._calls.learn(call.features, call.offset, (call.name, call.text) in written)
             self._learn_arguments(tools[name], [given for n, given in calls if n == name], chat)
 
-    def _learn_arguments(self, function: Function, given: Sequence[Mapping[str, Any]], chat: Conversation) -> None:
+    def _learn_arguments(
+        self, function: Function, given: Sequence[Mapping[str, Any]], chat: Conversation
+    ) -> None:
         name = function["name"]
         known = self._tools[name] = self._tools.pop(name, {})
         if len(self._tools) > MAX_KNOWN_TOOLS:
@@ -137,7 +140,7 @@ class ToolCallPredictor:
             if any(argument not in arguments for arguments in given):
                 right.add(_OMITTED)
             for value in self._ranked(name, argument, schema, required, chat):
-                self._values.update(value.features, value.probability - (value.text in right))
+                self._values.learn(value.features, _VALUE_BIAS, value.text in right)
 
     def _name(self, name: str, context: Sequence[int], chat: Conversation) -> _Name:
         tool = feature(name)
@@ -150,7 +153,7 @@ class ToolCallPredictor:
             feature(f"shared {shared} {bool(chat.since_user)}"),
             crossed(feature(f"called {called}"), tool),
         ]
-        return _Name(name, sigmoid(self._names.score(features) + _NAME_BIAS), features)
+        return _Name(name, self._names.probability(features, _NAME_BIAS), features)
 
     def _candidates(self, function: Function, name: _Name | None, chat: Conversation) -> Iterator[_Candidate]:
         """Whole calls of one tool. name: None: it is written already."""
@@ -165,9 +168,9 @@ class ToolCallPredictor:
             bias = feature(f"{name is None} bias")
             both = [crossed(one, tool) for one in (bias, place, repeated, likely)]
             features = [bias, place, repeated, likely, named, *both]
-            p = min(max(p_name * p_values, _LOWEST), 1 - _LOWEST)
-            p = sigmoid(logit(p) + self._calls.score(features))
-            yield _Candidate(function["name"], text, arguments, p, features)
+            offset = logit(min(max(p_name * p_values, _LOWEST), 1 - _LOWEST))
+            probability = self._calls.probability(features, offset)
+            yield _Candidate(function["name"], text, arguments, probability, features, offset)
 
     def _combined(self, function: Function, chat: Conversation) -> list[tuple[float, dict[str, Any]]]:
         """The likeliest combinations of arguments."""
@@ -194,7 +197,7 @@ class ToolCallPredictor:
         ranked = []
         for text, (value, signs) in found.items():
             features = [crossed(one, owner) for one in (*map(feature, signs), number) for owner in owners]
-            ranked.append(_Value(text, value, sigmoid(self._values.score(features) + _VALUE_BIAS), features))
+            ranked.append(_Value(text, value, self._values.probability(features, _VALUE_BIAS), features))
         return sorted(ranked, key=lambda one: -one.probability)
 
 
@@ -229,7 +232,13 @@ def _context(chat: Conversation) -> list[int]:
     steps = min(len(since), 3)
     last = events[-1] if events else ""
     texts = [f"{n} {'|'.join(events[-n:])}" for n in range(1, 5)]
-    texts += ["any", f"steps {steps}", f"steps {steps} {last}", f"chains {chat.chains}", f"chains {chat.chains} {last}"]
+    texts += [
+        "any",
+        f"steps {steps}",
+        f"steps {steps} {last}",
+        f"chains {chat.chains}",
+        f"chains {chat.chains} {last}",
+    ]
     texts += [f"run {event}" for event in sorted(set(events[-12:]))]
     texts += [f"turn {event}" for event in sorted(set(since))]
     words = sorted(chat.words)[:MAX_WORDS]
@@ -244,7 +253,7 @@ def _values(
 ) -> dict[str, tuple[Any, list[str]]]:
     """Candidates by their JSON: the value, and the signs that speak for or against it."""
     found: dict[str, tuple[Any, list[str]]] = {}
-    used = chat.used.get(argument, frozenset())
+    used = chat.used.get(argument, set[str]())
     last = chat.events[-1] if chat.events else ""
     for name in slot.sources:
         if (source := chat.sources.get(name)) is None or len(found) >= MAX_CANDIDATES:
@@ -338,6 +347,8 @@ def _parameters(function: Function) -> Iterator[tuple[str, Mapping[str, Any], bo
     if not isinstance(properties, Mapping):
         return
     required = parameters.get("required") if isinstance(parameters, Mapping) else None
-    needed = set(required) if isinstance(required, list) and all(isinstance(r, str) for r in required) else set()
+    needed = (
+        set(required) if isinstance(required, list) and all(isinstance(r, str) for r in required) else set()
+    )
     for name, schema in properties.items():
         yield name, schema if isinstance(schema, Mapping) else {}, name in needed

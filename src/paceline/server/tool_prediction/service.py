@@ -24,7 +24,7 @@ log = logging.getLogger("paceline.server")
 
 MAX_TENANTS: Final = 64  # whose predictors are in memory, those used last
 MAX_PENDING: Final = 64  # requests to predict for or to learn from; further ones get no prediction
-MIN_PROBABILITY: Final = 0.35
+MIN_PROBABILITY: Final = 0.3
 MAX_CALLS: Final = 4  # predicted for one answer
 
 
@@ -61,7 +61,7 @@ class PredictionRequest:
 
 
 def safe_functions(tools: Sequence[Mapping[str, Any]], safe_tools: Sequence[str]) -> dict[str, Function]:
-    """Of the offered tools, those in the list, and those that say `annotations.readOnlyHint` as MCP has it."""
+    """The offered tools in the list, and those with `annotations.readOnlyHint`, as MCP has it."""
     safe: dict[str, Function] = {}
     for tool in tools:
         function = tool.get("function")
@@ -74,8 +74,8 @@ def safe_functions(tools: Sequence[Mapping[str, Any]], safe_tools: Sequence[str]
 
 
 class ToolPredictions:
-    """Predictors by tenant. One thread does all their work in the order it comes: an answer is learned from before
-    the tenant's next request is predicted for."""
+    """Predictors by tenant. One thread does all their work in the order it comes: an answer is learned from
+    before the tenant's next request is predicted for."""
 
     def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         self._predictors: OrderedDict[str, ToolCallPredictor] = OrderedDict()
@@ -83,7 +83,9 @@ class ToolPredictions:
         self._thread = ThreadPoolExecutor(1, "paceline-predict")
         self._pending = 0
 
-    async def predict(self, request: PredictionRequest, tenant: str | None, remember: bool) -> "ToolPrediction":
+    async def predict(
+        self, request: PredictionRequest, tenant: str | None, remember: bool
+    ) -> "ToolPrediction":
         """tenant: None: nobody's memory is used, and none is made."""
         forecast = None
         if tenant is not None and request.tools and self._pending < MAX_PENDING:
@@ -155,7 +157,7 @@ class ToolPrediction:
         return predicted_field(tuple(self._offered.values()))
 
     def settle(self, written: Sequence[tuple[str, str]] | None) -> dict[str, int]:
-        """Counts predictions by outcome, and learns. written: names and arguments' JSON; None: it did not end."""
+        """Counts predictions by outcome, and learns. written: names and JSON; None: it did not end."""
         if written is None:
             return {"unknown": len(self._offered)}
         calls = [(name, read_arguments(arguments) or {}) for name, arguments in written]
