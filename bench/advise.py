@@ -22,8 +22,8 @@ from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.advise.advice import AdviceConfig, RouteAdvice, advise_routes
 from paceline.advise.advice import Engine as Advisor
-from paceline.advise.outputs import OutputLimits, prepared
 from paceline.advise.replay import RecordedOutput, Simulation
+from paceline.advise.target_outputs import OutputLimits, prepared
 from paceline.advise.traffic import TracedRequest, Traffic, from_files, sample
 from paceline.cli.advise import classify
 from paceline.drafters import model_free

@@ -144,7 +144,7 @@ def _server(model: str) -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "paceline", "serve", model, "--served-model-name", model]
-    command += ["--port", str(port), "--store", "none"]
+    command += ["--port", str(port), "--store", "none", "--no-save-estimates", "--cache-disk-mb", "0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S

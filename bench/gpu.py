@@ -42,12 +42,15 @@ from paceline.engine.engine import Engine
 from paceline.engine.estimates import Prior
 from paceline.target.base import ModelTarget
 from paceline.target.cost import cost_table
+from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import WeightType
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
+from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
+from paceline.target.weights.tensors import EncodedMatrix
 from paceline.types import Bits, Cursor, Draft, Feed, Seq
 
 ROWS: Final = (1, 8, 16, 32, 64)
@@ -59,7 +62,11 @@ SHAPES: Final = {
     "32b": ModelConfig("qwen2", 64, 5120, 40, 8, 128, 27648, 152064, 32768, 1e-6, Rope(1000000.0)),
     "70b": ModelConfig("llama", 80, 8192, 64, 8, 128, 28672, 128256, 32768, 1e-5, Rope(500000.0)),
 }
-KINDS: Final[dict[str, tuple[WeightType, ...]]] = {"8b": ("bf16", "int8"), "70b": ("int8",)}  # else bf16
+KINDS: Final[dict[str, tuple[str, ...]]] = {  # of weights; else bf16
+    "135m": ("bf16", "gguf"),
+    "8b": ("bf16", "int8", "fp8", "q4_0", "q4_k_m"),
+    "70b": ("int8", "fp8", "q4_0", "q4_k_m"),
+}
 REPEATS: Final = 3
 TIED: Final = ("135m", "1.5b")
 
@@ -140,15 +147,73 @@ class RandomTensors(MutableMapping[str, Tensor]):
         return len(self._sizes)
 
 
-def random_weights(name: str) -> Weights:
-    """On the GPU, so that no large model has to be carried there."""
-    return Weights(SHAPES[name], RandomTensors(SHAPES[name], name in TIED), f"random {name}")
+class RandomBlocks(MutableMapping[str, EncodedMatrix]):
+    """Matrices of RandomTensors as a GGUF file of this kind would hold them, made when they are taken."""
+
+    def __init__(self, tensors: RandomTensors, kind: str, layers: int) -> None:
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._kind, self._layers = kind, layers
+        for name, size in list(tensors._sizes.items()):
+            if len(size) == 2 and (name != "embed" or "head" not in tensors):
+                self._sizes[name] = (size[0], size[1])
+                if name != "embed":
+                    del tensors[name]
+
+    def _encoding(self, name: str) -> str:
+        """As llama.cpp chooses it: Q6_K for the head, and in half of the layers for v and down."""
+        if name in ("head", "embed"):
+            return "Q6_K"
+        _, layer, part = name.split(".")
+        finer = part in ("v", "down") and int(layer) % 2 == 0
+        return "Q4_0" if self._kind == "q4_0" else "Q6_K" if finer else "Q4_K"
+
+    def __getitem__(self, name: str) -> EncodedMatrix:
+        encoding, (outputs, inputs) = self._encoding(name), self._sizes[name]
+        kind, spread = ENCODINGS[encoding], inputs**-0.5
+        size = (outputs, inputs // kind.elements, kind.nbytes)
+        blocks = torch.randint(0, 256, size, dtype=torch.uint8, device="cuda")
+        for at, scale in HALVES[encoding].items():
+            half = torch.tensor([scale * spread], dtype=torch.float16).view(torch.uint8).cuda()
+            blocks[..., at : at + 2] = half
+        return EncodedMatrix(encoding, blocks.flatten(1))
+
+    def __setitem__(self, name: str, matrix: EncodedMatrix) -> None:
+        raise TypeError("random blocks are only read")
+
+    def __delitem__(self, name: str) -> None:
+        del self._sizes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
 
-def weights_of(name: str, model: Path | None) -> Weights:
+# Where a block has its half-precision numbers, and their size for weights of about 1.
+HALVES: Final[dict[str, dict[int, float]]] = {
+    "Q4_0": {0: 0.2}, "Q4_K": {0: 0.007, 2: 0.05}, "Q6_K": {208: 0.0007}
+}  # fmt: skip
+
+
+def weights_of(name: str, model: Path | None, kind: str = "bf16") -> Weights:
+    """Random ones are made on the GPU, so that no large model has to be carried there."""
     if name == "135m" and model is not None:
-        return load(model, torch.bfloat16)
-    return random_weights(name)
+        return load(model, torch.bfloat16, keep=GGUF if kind == "gguf" else ())
+    tensors = RandomTensors(SHAPES[name], name in TIED)
+    if weight_type(kind) != "gguf":
+        return Weights(SHAPES[name], tensors, f"random {name}")
+    blocks = RandomBlocks(tensors, kind, SHAPES[name].layers)
+    return Weights(SHAPES[name], tensors, f"random {name} {kind}", blocks)
+
+
+def weight_type(kind: str) -> WeightType:
+    """kind: of a file, where weights stay as they are."""
+    types: dict[str, WeightType] = {"bf16": "bf16", "int8": "int8", "fp8": "fp8"}
+    return types.get(kind, "gguf")
 
 
 def config_for(shape: ModelConfig) -> EngineConfig:
@@ -157,11 +222,10 @@ def config_for(shape: ModelConfig) -> EngineConfig:
     return EngineConfig(device="cuda", cache_mb=2 * per_token * (max(CONTEXTS) + 512) // 2**20 + 1)
 
 
-def floor_ms(shape: ModelConfig, context: int, bandwidth: float, weight_bytes: float = 2.0) -> float:
-    attention = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_dim
-    weights = shape.layers * (attention + 3 * shape.width * shape.ff_width) + shape.vocab_size * shape.width
+def floor_ms(target: CudaTarget, context: int, bandwidth: float) -> float:
+    shape, weights = target.shape, sum(matrix.nbytes for _, matrix in target._weights.products())
     cache = 4 * shape.layers * shape.kv_heads * shape.head_dim * context
-    return (weight_bytes * weights + cache) / bandwidth * 1e3
+    return (weights + cache) / bandwidth * 1e3
 
 
 def free() -> None:
@@ -210,17 +274,20 @@ def a_pass(target: AnyTarget, lengths: Mapping[str, int], rows: int) -> Callable
 def passes(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
         for kind in KINDS.get(name, ("bf16",)):
-            time_passes(notes, name, kind, args.model)
-            free()
+            if (kind in args.kinds or not args.kinds) and (kind != "gguf" or args.model):
+                time_passes(notes, name, kind, args.model, args.contexts)
+                free()
 
 
-def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -> None:
+def time_passes(
+    notes: Notes, name: str, kind: str, model: Path | None, contexts: Sequence[int] = CONTEXTS
+) -> None:
     started = time.perf_counter()
-    target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]), kind=kind)
+    target = CudaTarget(weights_of(name, model, kind), config_for(SHAPES[name]), kind=weight_type(kind))
     took = time.perf_counter() - started
     notes("load", shape=name, kind=kind, seconds=took, mb=target.bytes_held / 2**20)
-    for context, seq in opened(target, CONTEXTS):
-        floor = floor_ms(target.shape, context, notes.bandwidth, 2.0 if kind == "bf16" else 1.0)
+    for context, seq in opened(target, contexts):
+        floor = floor_ms(target, context, notes.bandwidth)
         for rows in ROWS:
             run = a_pass(target, {seq: context}, rows)
             run()
@@ -243,7 +310,7 @@ def batches(notes: Notes, args: argparse.Namespace) -> None:
     # 436 is the mean context of the steps that `bench.gpu_vllm` times.
     spans = {"300": (300, 300), "436": (436, 436), "1,000 to 1,400": (1000, 1400)}
     for name in args.shapes:
-        shape, kind = SHAPES[name], KINDS.get(name, ("bf16",))[0]
+        shape, kind = SHAPES[name], weight_type(KINDS.get(name, ("bf16",))[0])
         cache_mb = most * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
         config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=most)
         target = CudaTarget(weights_of(name, args.model), config, kind=kind)
@@ -271,7 +338,7 @@ def batches(notes: Notes, args: argparse.Namespace) -> None:
 
 
 def kernels(notes: Notes, args: argparse.Namespace) -> None:
-    """Microseconds of each kernel in one pass of 8, 32 and 64 sequences, by torch's profiler.
+    """Microseconds of each kernel in one pass of 1, 8, 32 and 64 sequences, by torch's profiler.
 
     Dependent launches overlap, so the sum is more than the pass.
     """
@@ -282,12 +349,13 @@ def kernels(notes: Notes, args: argparse.Namespace) -> None:
         shape = SHAPES[name]
         cache_mb = 64 * 400 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
         config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=64)
-        target = CudaTarget(weights_of(name, args.model), config)
+        kind = next(iter(args.kinds), "bf16")
+        target = CudaTarget(weights_of(name, args.model, kind), config, kind=weight_type(kind))
         with ExitStack() as stack:
             lengths = {f"s{i}": 300 for i in range(64)}
             for seq, length in lengths.items():
                 stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
-            for count in (8, 32, 64):
+            for count in (1, 8, 32, 64):
                 a_pass(target, dict(islice(lengths.items(), count)), 1)()
                 target.replay_last_pass()
                 torch.cuda.synchronize()
@@ -296,7 +364,7 @@ def kernels(notes: Notes, args: argparse.Namespace) -> None:
                         target.replay_last_pass()
                     torch.cuda.synchronize()
                 times = {e.key: e.self_device_time_total / 5 for e in recorded.key_averages()}
-                notes("kernels", shape=name, sequences=count, us=times)
+                notes("kernels", shape=name, kind=kind, sequences=count, us=times)
         del target
         free()
 
@@ -325,7 +393,8 @@ def rounds(notes: Notes, args: argparse.Namespace) -> None:
         notes("rounds", skipped="no --model")
         return
     turns = agent_turns(args.model, args.prompts)
-    compare(notes, "rounds", paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens), turns)
+    ways = paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens, args.dtype)
+    compare(notes, "rounds", ways, turns)
 
 
 def beside(notes: Notes, args: argparse.Namespace) -> None:
@@ -342,9 +411,9 @@ def beside(notes: Notes, args: argparse.Namespace) -> None:
 
 
 def paceline_ways(
-    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int
+    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int, dtype: str = "auto"
 ) -> dict[Way, Run]:
-    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024))
+    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024, dtype=dtype))
     notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
     prior = cost_table(target)
     lists: Mapping[str, SpecConfig] = {
@@ -705,6 +774,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--model", type=Path, help="SmolLM2 as a GGUF file; without it weights are random")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--kinds", nargs="*", default=[], help="of weights, in passes and kernels; else all")
+    parser.add_argument("--contexts", nargs="*", type=int, default=list(CONTEXTS))
+    parser.add_argument("--dtype", default="auto", help="of the weights, in rounds")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "bench/results")))

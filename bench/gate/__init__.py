@@ -3,6 +3,6 @@
 operating     how often its verdicts are wrong, and how soon they come, by simulation
 groundedness  what the groundedness score can tell, on public sets
 sabotage      candidates that are wrong on purpose
-served        verdicts on a real model: speculative, equal and sabotaged candidates
+served        `paceline gate run` on a real model: speculative, equal and sabotaged candidates
 command       prints the first two
 """

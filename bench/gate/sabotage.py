@@ -2,8 +2,8 @@
 
 slower     every chunk comes later
 biased     a sampler with another temperature, whose answers do not depend on the seed
-schemas    one answer in a hundred loses its last character, so that its JSON does not end
-changed    one answer in fifty has another word
+schemas    one answer in ten loses its last character, so that its JSON does not end
+changed    one answer in ten has another word
 """
 
 import asyncio
@@ -36,10 +36,13 @@ class Saboteur:
 
     url: str
     kind: Sabotage
-    delay_s: float = 0.03  # of each chunk, by `slower`
+    delay_s: float = 0.06  # of each chunk, by `slower`
     temperature: float = 0.5  # times the request's, by `biased`
-    every: int = 100
+    every: int = 10
     numbers: Iterator[int] = field(default_factory=count)  # of requests
+    client: httpx.AsyncClient = field(  # one for all: making one takes longer than a first token may
+        default_factory=lambda: httpx.AsyncClient(trust_env=False, timeout=300, verify=False)
+    )
 
     def app(self) -> Starlette:
         return Starlette(
@@ -50,15 +53,13 @@ class Saboteur:
         )
 
     async def models(self, http: Request) -> Response:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            return JSONResponse((await client.get(f"{self.url}/v1/models")).json())
+        return JSONResponse((await self.client.get(f"{self.url}/v1/models")).json())
 
     async def chat(self, http: Request) -> Response:
         body = self._request(await http.json())
         spoiled = next(self.numbers) % self.every == self.every // 2
         if not body.get("stream"):
-            async with httpx.AsyncClient(trust_env=False, timeout=300) as client:
-                answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+            answer = await self.client.post(f"{self.url}/v1/chat/completions", json=body)
             return Response(answer.content, answer.status_code, media_type="application/json")
         return StreamingResponse(self._chunks(body, spoiled), media_type="text/event-stream")
 
@@ -70,10 +71,7 @@ class Saboteur:
 
     async def _chunks(self, body: dict[str, Any], spoiled: bool) -> AsyncIterator[bytes]:
         parser, last = SseParser(), None
-        async with (
-            httpx.AsyncClient(trust_env=False, timeout=300) as client,
-            client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response,
-        ):
+        async with self.client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response:
             async for data in response.aiter_raw():
                 for part in parser.push(data):
                     if part == b"[DONE]":

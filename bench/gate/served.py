@@ -1,127 +1,129 @@
-"""python -m bench gate-served: verdicts on a real model, on recorded conversations.
+"""python -m bench gate-served: `paceline gate run` on a real model, on recorded conversations.
 
 Two servers: plain decoding, and paceline's defaults. The candidate is the second one as it is, or behind a
 proxy that spoils it (bench/gate/sabotage.py).
 
---candidate speculative   the defaults; promotion is expected
+--candidate speculative   the defaults: to be promoted
 --candidate plain         plain decoding again, in another process: A/A, to be held
---candidate slower        30 ms more for every chunk: to be rolled back
---candidate biased        another temperature, at --temperature 1: to be rolled back by `distribution`
---candidate schemas       --suite schemas; one answer in a hundred loses its last character
+--candidate slower        60 ms more for every chunk: to be rolled back by `end_to_end`
+--candidate biased        half the temperature, at temperature 1: to be rolled back by `distribution`
+--candidate schemas       one answer in ten loses its last character: to be rolled back by `schema_validity`
+--candidate changed       one answer in ten has another word: to be rolled back by `text_agreement`
 
---pairs FILE is continued where it exists, so that a long run can be made in parts.
+Ends with 0 where the verdict is the expected one. After --seconds the command is interrupted, and its verdict
+is that on the pairs so far.
 """
 
 import argparse
-import asyncio
+import json
+import signal
+import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 from bench.gate.sabotage import sabotaged
 from bench.serve.servers import RunningServer, end_with_this_process, paceline
 from bench.workload import data_folder
 from paceline import hub
-from paceline.gate.cases import Case, read_cases, with_defaults
-from paceline.gate.pair import Pair
-from paceline.gate.policy import Policy
-from paceline.gate.replay import Replay, run_pairs
-from paceline.gate.report import html_report, json_report
-from paceline.gate.suites import suite_cases
-from paceline.gate.upstream import Upstream
-from paceline.gate.verdict import Verdict, decide
+from paceline.gate.cases import json_lines
 
-PLAIN = ("--drafters", "none")
-SPOILED = ("slower", "biased", "schemas", "changed")
-LOOK_EVERY = 10
+PLAIN: Final = ("--drafters", "none")
+# The verdict, and a check that must be among its reasons.
+EXPECTED: Final[Mapping[str, tuple[str, str]]] = {
+    "speculative": ("promote", "gain"),
+    "plain": ("hold", "no gain in speed"),
+    "slower": ("roll back", "end_to_end"),
+    "biased": ("roll back", "distribution"),
+    "schemas": ("roll back", "schema_validity"),
+    "changed": ("roll back", "text_agreement"),
+}
+SPOILED: Final = ("slower", "biased", "schemas", "changed")
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench gate-served",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
-    parser.add_argument("--candidate", choices=("speculative", "plain", *SPOILED), default="speculative")
+    parser.add_argument("--candidate", choices=tuple(EXPECTED), default="speculative")
     parser.add_argument("--traces", default="traces/bfcl_single_turn.jsonl.gz")
-    parser.add_argument("--suite")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-characters", type=int, default=2000, help="of a request that is taken")
-    parser.add_argument("--max-pairs", type=int, default=1000)
-    parser.add_argument(
-        "--seconds", type=float, default=1e9, help="end after this time, whatever the verdict"
-    )
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-characters", type=int, default=1600, help="of a record that is taken")
+    parser.add_argument("--max-pairs", type=int, default=600)
+    parser.add_argument("--seconds", type=float, default=600.0, help="then the verdict is that so far")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=Path)
     parser.add_argument("--html", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--pairs", type=Path)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     end_with_this_process()
-    known = (
-        [Pair.from_json(line) for line in given.pairs.open()] if given.pairs and given.pairs.exists() else []
-    )
-    cases = islice(chosen(given), len(known), None)
-    with arms(given) as (baseline, candidate):
-        replay = Replay(
-            baseline=Upstream(name="baseline", url=baseline),
-            candidate=Upstream(name="candidate", url=candidate),
-        )
-        verdict, pairs = asyncio.run(measure(replay, cases, known, given))
-    about = {"baseline": f"{given.model}, plain", "candidate": f"{given.model}, {given.candidate}"}
-    about["requests"] = given.suite or given.traces
-    if given.html:
-        given.html.write_text(html_report(verdict, pairs, about))
-    if given.json:
-        given.json.write_text(json_report(verdict, about))
-    print(verdict.summary)
-    for finding in verdict.findings:
-        if finding.status != "skipped":
-            print(f"{finding.check:<18} {finding.segment:<18} {finding.status:<10} {finding.message}")
-    sys.exit(verdict.exit_code)
+    with TemporaryDirectory() as folder, arms(given) as (baseline, candidate):
+        traces, report = Path(folder) / "requests.jsonl", Path(folder) / "report.json"
+        traces.write_text("".join(f"{json.dumps(record)}\n" for record in records(given)))
+        command = [sys.executable, "-m", "paceline", "gate", "run", "--baseline", baseline]
+        command += ["--candidate", candidate, "--traces", str(traces), "--json", str(report)]
+        command += ["--max-pairs", str(given.max_pairs), "--max-tokens", str(given.max_tokens)]
+        command += ["--temperature", "1" if given.candidate == "biased" else "0"]
+        for option in ("html", "pairs"):
+            if (file := getattr(given, option)) is not None:
+                command += [f"--{option}", str(file)]
+        run(command, given.seconds)
+        verdict = json.loads(report.read_text())
+    sys.exit(conclusion(given.candidate, verdict))
 
 
-async def measure(
-    replay: Replay, cases: Iterator[Case], known: list[Pair], given: argparse.Namespace
-) -> tuple[Verdict, list[Pair]]:
-    pairs, until = list(known), time.monotonic() + given.seconds
-    policy = Policy()
-    output = given.pairs.open("a") if given.pairs else None
-    async for pair in run_pairs(replay, cases):
-        pairs.append(pair)
-        if output is not None:
-            output.write(pair.to_json() + "\n")
-            output.flush()
-        if len(pairs) % LOOK_EVERY == 0:
-            verdict = decide(pairs, policy)
-            print(verdict.summary[:200], flush=True)
-            if verdict.decision != "hold":
-                return verdict, pairs
-        if time.monotonic() > until:
-            break
-    return decide(pairs, policy), pairs
+def run(command: Sequence[str], seconds: float) -> None:
+    process = subprocess.Popen(command)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
-def chosen(given: argparse.Namespace) -> Iterator[Case]:
+def conclusion(candidate: str, verdict: Mapping[str, Any]) -> int:
+    """Prints whether the verdict is the expected one; 0: it is."""
+    decision, check = EXPECTED[candidate]
+    named = any(check in reason for reason in verdict["reasons"])
+    right = verdict["verdict"] == decision and named
+    what = f"{verdict['verdict']} after {verdict['pairs']} pairs: {'; '.join(verdict['reasons'])}"
+    print(f"{'as expected' if right else f'expected {decision} by {check}, got'}: {what}")
+    return 0 if right else 1
+
+
+def records(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Recorded conversations that are short enough, once each."""
     folder = data_folder()
     if folder is None:
         raise SystemExit("no recorded conversations here: PACELINE_DATA names their folder")
-    read = suite_cases(given.suite, folder) if given.suite else read_cases(folder / given.traces)
-    short = (case for case in read if len(str(case.request)) <= given.max_characters)
-    first, rest = list(islice(short, 1)), short
-    return with_defaults(
-        chain(first, first, first, rest),  # the first ones warm up
-        given.max_pairs,
-        max_tokens=given.max_tokens,
-        temperature=given.temperature,
-        seed=0,
-    )
+    short = (r for r in json_lines(folder / given.traces) if len(json.dumps(r)) <= given.max_characters)
+    chosen = islice(short, given.max_pairs + 2)  # two warm up
+    return map(constrained, chosen) if given.candidate == "schemas" else chosen
+
+
+def constrained(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The question of a record with a schema for its answer: which tool, and why."""
+    tools = [tool["function"]["name"] for tool in record.get("tools") or ()]
+    properties = {"tool": {"enum": [*tools, "none"]}, "reason": {"type": "string", "maxLength": 60}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+    messages = [message for message in record["messages"] if message["role"] in ("system", "user")]
+    format_ = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+    return {"messages": messages, "response_format": format_}
 
 
 @contextmanager

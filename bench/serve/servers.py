@@ -24,6 +24,7 @@ CHAT: Final = "/v1/chat/completions"
 START_S: Final = 300.0
 END_S: Final = 20.0
 PAGE_KB: Final = 1024
+LLAMA_BUILD: Final = next(b for b in BUILDS if b.driver == "llama_server" and "binary" in b.files)
 
 
 @dataclass
@@ -147,32 +148,48 @@ def paceline(
     options: Sequence[str] = (),
     module: str = "paceline",
 ) -> RunningServer:
-    """With a trace store of its own, as it is by default. module: it has paceline's command line."""
+    """With a trace store of its own, as it is by default, and no estimates of earlier runs.
+
+    module: it has paceline's command line.
+    """
     port, folder = free_port(), tempfile.TemporaryDirectory()
     command = [sys.executable, "-m", module, "serve", model, "--served-model-name", model, *options]
     command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
-    command += ["--store", store or f"{folder.name}/traces.db"]
+    command += ["--store", store or f"{folder.name}/traces.db", "--no-save-estimates"]
+    command += [] if "--cache-dir" in options else ["--cache-disk-mb", "0"]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
     served = start("paceline", command, port, "/ready", {"PYTHONPATH": path}, folder)
     served.version = get(port, "/version")[1]
     return served
 
 
-def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> RunningServer | None:
+def llama_installed() -> bool:
+    return LLAMA_BUILD.installed
+
+
+def llama(
+    model: Path,
+    mode: str,
+    threads: int,
+    slots: int,
+    context: int,
+    cache_ram_mb: int = 0,
+    options: Sequence[str] = (),
+) -> RunningServer | None:
     """In the faster of the ways that this machine leaves; None if it is not installed.
 
-    context: tokens of each slot.
+    context: tokens of each slot. cache_ram_mb: for prompts that no slot holds any more.
     """
-    build = next(b for b in BUILDS if b.driver == "llama_server" and "binary" in b.files)
-    if not build.installed:
+    if not llama_installed():
         return None
+    build = LLAMA_BUILD
     made: dict[float, RunningServer] = {}
     for choice in amx.choices(build.driver):
         port = free_port()
-        settings = {**build.settings, **choice.settings, "slots": slots}
+        settings = {**build.settings, **choice.settings, "slots": slots, "cache_ram_mb": cache_ram_mb}
         load = Load(str(model), mode, threads, context * slots, settings=settings)
-        command = [settings["binary"], *llama_server.arguments(load, port)]
+        command = [settings["binary"], *llama_server.arguments(load, port), *options]
         with suppress(RuntimeError):
             served = start(
                 "llama.cpp", command, port, "/health", choice.environment, tempfile.TemporaryDirectory()

@@ -25,7 +25,7 @@ from bench.vllm.server import MISSING, serving, vllm_python
 from bench.workload import BUILT_IN, Prompt
 from paceline import hub
 from paceline.convert import export_model
-from paceline.gate.spec_counters import SpecCounters, read_counters
+from paceline.gate.upstream_metrics import UpstreamCounters, read_counters
 from paceline.text import Tokenizer
 from paceline.vllm.serve_command import proposer_config
 
@@ -51,7 +51,7 @@ COLUMNS: Final = (
 @dataclass(frozen=True)
 class Answer:
     text: str
-    counters: SpecCounters
+    counters: UpstreamCounters
 
 
 def modes(length: int) -> dict[str, dict[str, Any] | None]:
@@ -181,7 +181,7 @@ def call_schema(prompt: Prompt) -> dict[str, Any]:
     return {"anyOf": [called(tool) for tool in prompt.tools]}
 
 
-def counters(served: RunningServer) -> SpecCounters:
+def counters(served: RunningServer) -> UpstreamCounters:
     return read_counters(get(served.port, "/metrics")[1])
 
 
@@ -194,7 +194,7 @@ def table_rows(prompts: Sequence[Prompt], answers: dict[str, list[Answer]]) -> l
     for kind, chosen in kinds.items():
         places = [i for i, prompt in enumerate(prompts) if prompt in chosen]
         for mode, given in answers.items():
-            total = sum((given[i].counters for i in places), SpecCounters())
+            total = sum((given[i].counters for i in places), UpstreamCounters())
             equal = sum(given[i].text == answers[PLAIN][i].text for i in places)
             decoding = total.passes - len(places)  # the first token comes with the prompt
             figures = {

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 Accept = Literal["match", "residual", "block", "typical"]
 ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
+FLOAT_DTYPES: Final = ("float32", "bfloat16", "float16")
+DTYPES: Final = ("auto", *FLOAT_DTYPES, "int8", "fp8", "gguf")
 
 
 def settings(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -197,10 +198,14 @@ class EngineConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
     # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
     # int8: weights rounded to 8 bits: on a CPU those that are floats, on a GPU all.
+    # fp8: all weights rounded to e4m3, on a GPU. gguf: quantised weights as the file has them, on a GPU too.
     # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
+    # Disk space for the same, where a prefix that was read once is found again after a restart. 0: none.
+    cache_disk_mb: int = 0  # `paceline serve`: 2048
+    cache_dir: str | None = None  # its folder; None: that of paceline's own files
     max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
@@ -218,8 +223,9 @@ class EngineConfig:
         require_whole(
             self,
             *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),
-            *("max_model_len", "prefill_beside_ms"),
+            *("max_model_len", "prefill_beside_ms", "cache_disk_mb"),
         )
+        require(lambda x: x >= 0, "cache_disk_mb", self.cache_disk_mb, "0 (none) or more")
         require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
         require(lambda x: x >= 0, "prefill_beside_ms", self.prefill_beside_ms, "0 (any) or more")
         require(

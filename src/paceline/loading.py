@@ -200,21 +200,27 @@ def model_drafter(
     """A smaller model as the drafter `model`."""
     path = draft_model_path(name)
     model, own_tokenizer = load_draft(path, config), Tokenizer.load(path)
-    return drafter_for(model, own_tokenizer, tokenizer, target.vocab_size, vocab)
+    drafter = drafter_for(model, own_tokenizer, tokenizer, target.vocab_size, vocab)
+    drafter.fingerprint = f"{model.fingerprint}, {model.describe()}, {vocab}"
+    return drafter
 
 
 def quantized_drafter(target: ModelTarget, path: Path, config: EngineConfig) -> Drafter:
     """The target's weights in 4 bits. Loaded only if named: it takes memory."""
     copy = load_quantized_copy(path, config, target)
     cost = copy.bytes_held / target.bytes_held
-    return ModelDrafter(copy, target.vocab_size, cost=cost, name="quantized")
+    drafter = ModelDrafter(copy, target.vocab_size, cost=cost, name="quantized")
+    drafter.fingerprint = f"{copy.fingerprint}, {copy.describe()}"
+    return drafter
 
 
 def layer_skip_drafter(target: ModelTarget, tokenizer: Tokenizer) -> Drafter:
     """Some of the target's own layers. Loaded only if named: the first time, it searches for them."""
     layers = layers_for(target, target.fingerprint, lambda: [tokenizer.encode(text) for text in SAMPLES])
     target.forget(TENANT)
-    return SelfDrafter(target, layers)
+    drafter = SelfDrafter(target, layers)
+    drafter.fingerprint = f"layers {layers}"
+    return drafter
 
 
 def find_heads(names: Name | Sequence[Name]) -> list[TrainedHead]:
@@ -319,6 +325,10 @@ def head_drafters(target: HeadTarget, heads: Sequence[StoredHead], config: Engin
 def _head_drafter(head: StoredHead, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
     """Its cache is as large as the target's: positions found there are never computed again."""
     runner, calibration = target.block_runner(head), head.card.calibration
+    drafter: Drafter
     if runner:
-        return BlockDrafter(runner, calibration, target.capacity)
-    return drafter_of(head.net(embeddings), calibration, target.capacity)
+        drafter = BlockDrafter(runner, calibration, target.capacity)
+    else:
+        drafter = drafter_of(head.net(embeddings), calibration, target.capacity)
+    drafter.fingerprint = head.fingerprint
+    return drafter

@@ -229,6 +229,7 @@ class RequestOutput:
             **labels,
             prompt_tokens=self.seq.prompt_len,
             cached_tokens=self.seq.cached,
+            disk_tokens=self.seq.cached_on_disk,
             output_tokens=len(self.token_ids),
             passes=self.passes,
             drafted_by_source=dict(self.drafted),

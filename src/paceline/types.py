@@ -86,9 +86,11 @@ class Seq:
     computed: int = 0  # how many tokens the target's cache holds
     priority: int = 0  # higher comes first
     remember: bool = True  # drafters may remember it for the same tenant's later sequences
+    prefill: bool = False  # its prompt is read into the cache, and no token is generated
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held, so that they were never computed
-    preemptions: int = 0  # how often it gave its place back because the cache was full
+    cached_on_disk: int = 0  # of them, those that were read from the disk
+    preemptions: int = 0  # how often it gave its place back: to a full cache, or to one that generates
     end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property
@@ -342,6 +344,8 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states `on_hidden` receives
     interleaves: bool = False  # in a list, others continue its drafts and it continues theirs
+    # Of its weights and settings: saved estimates about it hold while this is the same. "": none are saved.
+    fingerprint: str = ""
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # must not modify the asks
 
@@ -377,7 +381,22 @@ class CacheStats:
     live: int
     evicted: int  # blocks
     queried_tokens: int  # prompt tokens looked up in the prefix cache
-    hit_tokens: int  # of them, already computed
+    hit_tokens: int  # of them, already computed, in memory or on the disk
+    disk: "DiskCacheStats | None" = None  # of the disk tier, where there is one
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheStats:
+    """Pages of the disk tier as they are now, of all models in its folder, and counts since the start."""
+
+    limit_bytes: int
+    bytes: int
+    pages: int
+    hit_tokens: int  # prompt tokens that were read from the disk
+    written: int  # pages
+    dropped: int  # pages that were not written: the disk is too slow, full or failing
+    evicted: int  # pages
+    damaged: int  # pages that were found damaged, and not used
 
 
 class Target(Protocol):
@@ -398,6 +417,12 @@ class Target(Protocol):
     def describe(self) -> str: ...  # backend, device, threads, type: one line; decides what a pass costs
 
     def open(self, seq: Seq) -> int: ...  # tokens found in a shared prefix; always leaves one to compute
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        """Between `open` and the first pass: loads more of the prefix from slower memory, for about so long.
+
+        Gives the tokens found so far, and True if there are more to be loaded.
+        """
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores: ...
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         """Called after a pass, once for each feed.

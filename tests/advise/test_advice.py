@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from paceline.advise.advice import (
     measured,
     verdict,
 )
-from paceline.advise.memory_bill import MIB, MemoryBill
+from paceline.advise.memory_estimate import MIB, MemoryEstimate
 from paceline.advise.report import Advice, Training, html
 from paceline.advise.routes_file import routes_yaml
 from paceline.advise.traffic import Spread, TracedRequest, Workload
@@ -46,14 +47,14 @@ WORKLOAD = Workload(
 
 
 def candidate(rate: float = 2.4, speedup: float = 1.9, turns: float = 1.4) -> Candidate:
-    rates, speedups = (Interval(x, 0.9 * x, 1.1 * x) for x in (rate, speedup))
+    rates, speedups = (Interval(x, 0.97 * x, 1.03 * x) for x in (rate, speedup))
     return Candidate(DEFAULT, 8, rates, speedups, turns, {"suffix": 12})
 
 
 def advised(route: str = "agents", **given: Any) -> RouteAdvice:
     values: dict[str, Any] = {
         "workload": WORKLOAD,
-        "enabled": True,
+        "decision": "speculate",
         "reason": "2.40 tokens per pass",
         "best": candidate(),
         "candidates": (candidate(), candidate(2.0, 1.5)),
@@ -75,7 +76,7 @@ def advised(route: str = "agents", **given: Any) -> RouteAdvice:
 
 
 def an_advice(*routes: RouteAdvice, **given: Any) -> Advice:
-    bill = MemoryBill(
+    bill = MemoryEstimate(
         {"weights": 98 * MIB}, {"block": 9 * MIB}, 1024 * MIB, 50_000, 800 * MIB, 2, 2340, 8000 * MIB
     )
     values: dict[str, Any] = {
@@ -89,8 +90,8 @@ def an_advice(*routes: RouteAdvice, **given: Any) -> Advice:
 
 
 def test_a_route_that_gains_is_advised_with_its_figures() -> None:
-    on, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9)], 1, 300, 700)
-    assert on
+    decision, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9)], 1, 300, 700, 9)
+    assert decision == "speculate"
     assert reason == "2.40 tokens per pass: decoding 1.90 x, whole turns 1.40 x"
 
 
@@ -114,9 +115,42 @@ def test_a_route_that_gains_is_advised_with_its_figures() -> None:
 def test_a_route_that_gains_nothing_is_left_off_with_the_reason(
     best: Candidate, figures: Workload, loads: list[LoadPoint], planned: int, reading: float, reason: str
 ) -> None:
-    on, why = verdict(best, figures, loads, planned, reading, 700)
-    assert not on
+    decision, why = verdict(best, figures, loads, planned, reading, 700, 9)
+    assert decision == "leave it off"
     assert re.search(reason, why)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "conversations", "decision"),
+    [
+        (Interval(1.3, 1.2, 1.4), 9, "speculate"),
+        (Interval(1.3, 1.2, 1.4), 4, "too little data"),
+        (Interval(1.3, 0.95, 1.8), 9, "too little data"),
+        (Interval(0.98, 0.8, 1.2), 9, "too little data"),
+        (Interval(0.98, 0.96, 1.01), 9, "leave it off"),
+        (Interval(1.05, 1.02, 1.08), 9, "speculate"),  # whichever it is, the difference is small
+    ],
+)
+def test_a_sample_that_may_mean_both_decides_nothing(
+    speedup: Interval, conversations: int, decision: str
+) -> None:
+    best = replace(candidate(), speedup=speedup)
+    found, reason = verdict(best, WORKLOAD, [], 1, 300, 700, conversations)
+    assert found == decision
+    if decision == "too little data":
+        expected = "4 of at least 5 conversations" if conversations == 4 else f"between {speedup.low:.2f} x"
+        assert expected in reason
+
+
+def test_a_route_with_too_little_data_stays_as_it_is_in_the_routes_file(tmp_path: Path) -> None:
+    file, open_ = tmp_path / "routes.yaml", advised(decision="too little data", reason="2 of 5")
+    existing = {"routes": [{"name": "agents", "match": {"path": "/v1/*"}, "max_draft": 3}, {"name": "rest"}]}
+    file.write_text(routes_yaml([open_, advised("new", decision="too little data")], existing))
+    routes = load(file, DRAFTERS).routes
+    assert [(route.name, route.max_draft) for route in routes] == [("agents", 3), ("rest", None)]
+    assert "# agents is not set here: too little data, 2 of 5" in file.read_text()
+    assert "too little data" in html(an_advice(open_))
+    assert not an_advice(open_).flags
 
 
 def request(body: Mapping[str, Any], endpoint: str = "/v1/chat/completions") -> TracedRequest:
@@ -176,7 +210,7 @@ def test_the_length_falls_as_the_batch_grows() -> None:
 
 def test_the_routes_file_is_one_that_the_server_takes(tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
-    off = advised("chats", enabled=False, reason="unpredictable text", match={})
+    off = advised("chats", decision="leave it off", reason="unpredictable text", match={})
     other = advised("rest", match={}, workload=replace(WORKLOAD, requests=3))
     file.write_text(routes_yaml([advised(), off, other]))
     routes = load(file, DRAFTERS).routes
@@ -204,7 +238,7 @@ def test_routes_that_exist_keep_their_conditions_and_limits(tmp_path: Path) -> N
 
 
 def test_the_page_is_one_file_with_its_charts_and_nothing_from_outside() -> None:
-    page = html(an_advice(advised(), advised("chats", enabled=False, reason="short <answers>")))
+    page = html(an_advice(advised(), advised("chats", decision="leave it off", reason="short <answers>")))
     assert page.count("<svg") == 2 + 2 * 2
     assert "prefers-color-scheme: dark" in page
     assert "short &lt;answers&gt;" in page
@@ -214,12 +248,12 @@ def test_the_page_is_one_file_with_its_charts_and_nothing_from_outside() -> None
     links = re.findall(r'href="([^"]*)"', page)
     assert links
     assert all(link.startswith("#") for link in links)
-    assert "Passes were timed while the machine was busy" in page
+    assert "Speed-ups are provisional" in page
     assert "--speculative-config" in page
 
 
 def test_the_page_says_where_nothing_is_to_be_set_and_where_the_sample_is_small() -> None:
-    page = html(an_advice(advised("chats", enabled=False, outputs=1, replayed=1)))
+    page = html(an_advice(advised("chats", decision="leave it off", outputs=1, replayed=1)))
     assert "suffix" not in page[: page.index("In brackets")]  # the table of settings
     assert "1 output of 1 conversation, " in page
     assert "Too few" in page
@@ -234,14 +268,11 @@ def test_the_page_tells_what_a_fit_reached() -> None:
 
 
 def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:
-    advice = an_advice(advised(), advised("chats", enabled=False))
+    advice = an_advice(advised(), advised("chats", decision="leave it off"))
     assert list(advice.flags) == ["agents"]
-    config = json.loads(advice.flags["agents"]["vllm"].split(" ", 1)[1].strip("'"))
-    assert config == {
-        "method": "suffix",
-        "num_speculative_tokens": 4,
-        "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 0]],
-    }
+    words = shlex.split(advice.flags["agents"]["vllm"])
+    assert json.loads(words[1])["num_speculative_tokens"] == 4
+    assert json.loads(words[3]) == {"paceline": {"max_batch": 8}}
 
 
 def test_json_holds_every_figure() -> None:
@@ -259,6 +290,6 @@ def test_json_holds_every_figure() -> None:
         (1500, 100, "100 MiB are free: plan for fewer at once"),
     ],
 )
-def test_the_memory_bill_says_what_to_set(needed: int, free: int, words: str) -> None:
-    bill = MemoryBill({}, {}, 1024 * MIB, 1000, needed * MIB, 4, 2000, free * MIB)
+def test_the_memory_estimate_says_what_to_set(needed: int, free: int, words: str) -> None:
+    bill = MemoryEstimate({}, {}, 1024 * MIB, 1000, needed * MIB, 4, 2000, free * MIB)
     assert words in bill.verdict

@@ -4,6 +4,8 @@ import json
 import shlex
 
 from paceline.advise.engine_flags import Speculation, engine_flags, vllm_config
+from paceline.vllm.proposer import KEY, ProposerSettings
+from paceline.vllm.serve_command import proposer_config
 
 LISTED = ("grammar", "suffix", "ngram")
 
@@ -23,6 +25,20 @@ def test_vllm_reads_its_setting_from_the_quoted_flag() -> None:
         "prompt_lookup_max": 4,
         "num_speculative_tokens": 5,
     }
+
+
+def test_vllm_runs_paceline_s_drafters_where_the_advice_is_suffix() -> None:
+    ranges = ((1, 4, 8), (5, 16, 2), (17, 64, 0))
+    words = shlex.split(engine_flags(Speculation(LISTED, 8, by_batch=ranges))["vllm"])
+    assert words[::2] == ["--speculative-config", "--additional-config"]
+    assert json.loads(words[1]) == proposer_config(8)
+    settings = json.loads(words[3])
+    assert settings == {KEY: {"max_batch": 16}}
+    alone = shlex.split(engine_flags(Speculation(("suffix",), 8))["vllm"])
+    assert json.loads(alone[3]) == {KEY: {"drafters": ["suffix"]}}
+    assert len(shlex.split(engine_flags(Speculation(LISTED, 8))["vllm"])) == 2
+    for given in (settings, json.loads(alone[3])):
+        ProposerSettings(**given[KEY])  # an unknown one is an error
 
 
 def test_vllm_knows_trained_heads_by_the_names_of_the_export() -> None:

@@ -1,4 +1,4 @@
-from bench.control import ADAPTIVE, COLUMNS, PLAIN, Case, row, ways
+from bench.control import ADAPTIVE, COLUMNS, PLAIN, Case, groups, row, ways
 from bench.table import Table
 from paceline import SpecConfig
 
@@ -18,3 +18,8 @@ def test_fixed_lengths_are_fixed_and_plain_decoding_drafts_nothing() -> None:
     assert made["fixed 5"] == SpecConfig(("suffix",), 5, adaptive=False)
     assert made[PLAIN].max_draft == 0
     assert made[ADAPTIVE].adaptive
+
+
+def test_every_turn_is_answered_and_the_last_group_is_full() -> None:
+    assert groups([1, 2, 3], 2) == [[1, 2], [3, 1]]
+    assert groups([1, 2], 1) == [[1], [2]]

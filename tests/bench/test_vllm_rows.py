@@ -5,7 +5,7 @@ from pathlib import Path
 from bench import results_folder
 from bench.vllm.command import PACELINE, PLAIN, Answer, ratios, table_rows
 from bench.workload import Prompt
-from paceline.gate.spec_counters import SpecCounters
+from paceline.gate.upstream_metrics import UpstreamCounters
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vllm.md"
 
@@ -14,16 +14,16 @@ def test_rows_add_up_by_kind_and_compare_texts() -> None:
     prompts = [Prompt("w", "1", (1,), calls=1), Prompt("w", "2", (2,))]
     answers = {
         PLAIN: [
-            Answer("a", SpecCounters(generated_tokens=10)),
-            Answer("b", SpecCounters(generated_tokens=4)),
+            Answer("a", UpstreamCounters(generated_tokens=10)),
+            Answer("b", UpstreamCounters(generated_tokens=4)),
         ],
         PACELINE: [
-            Answer("a", SpecCounters(3, 9, 6, (3, 3), 10)),
-            Answer("x", SpecCounters(1, 2, 0, (0,), 4)),
+            Answer("a", UpstreamCounters(3, 9, 6, (3, 3), 10)),
+            Answer("x", UpstreamCounters(1, 2, 0, (0,), 4)),
         ],
         "ngram": [
-            Answer("a", SpecCounters(1, 8, 3, (1, 1, 1), 10)),
-            Answer("b", SpecCounters(0, 0, 0, (), 4)),
+            Answer("a", UpstreamCounters(1, 8, 3, (1, 1, 1), 10)),
+            Answer("b", UpstreamCounters(0, 0, 0, (), 4)),
         ],
     }
     rows = {(row["kind"], row["mode"]): row for row in table_rows(prompts, answers)}

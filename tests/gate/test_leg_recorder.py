@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.gate.leg_recorder import LegRecorder
+from paceline.gate.leg_recorder import MAX_EVENT, MAX_STREAM, LegRecorder
 from paceline.gate.pair import Leg, ToolCall
 
 SPEC = {
@@ -68,6 +68,43 @@ def test_a_stream_becomes_a_leg() -> None:
     assert (leg.prompt_tokens, leg.completion_tokens, leg.finish_reason) == (9, 7, "tool_calls")
     assert (leg.passes, leg.draft_tokens, leg.accepted_tokens) == (5, 6, 4)
     assert leg.acceptance_histogram == (1, 0, 2)
+
+
+def with_usage(part: bytes, tokens: int) -> bytes:
+    data = json.loads(part.removeprefix(b"data: "))
+    return event({**data, "usage": {"completion_tokens": tokens}})
+
+
+def test_tokens_of_chunks_come_from_their_usage_or_from_their_characters() -> None:
+    counted = recorded([with_usage(STREAM[1], 4), with_usage(STREAM[2], 5), *STREAM[5:]])
+    assert (counted.chunk_tokens, counted.completion_tokens) == ((4, 1), 7)
+    assert counted.tpot_s == pytest.approx(1 / 3)  # of the tokens after the first chunk
+    divided = recorded(STREAM)
+    assert sum(divided.chunk_tokens) == 7
+    assert divided.chunk_tokens == (1, 1, 3, 2)  # 3, 2, 8 and 4 characters
+
+
+def test_a_first_chunk_of_many_tokens_is_no_speed() -> None:
+    """Eight tokens by two passes of a second each, seven of them at once: first or last."""
+    early = recorded([with_usage(STREAM[1], 7), with_usage(STREAM[2], 8), *STREAM[7:]])
+    late = recorded([with_usage(STREAM[1], 1), with_usage(STREAM[2], 8), *STREAM[7:]])
+    assert early.tpot_s == 1.0
+    assert late.tpot_s == pytest.approx(1 / 7)
+    assert recorded([with_usage(STREAM[1], 8), *STREAM[7:]]).tpot_s is None
+
+
+def test_an_event_or_a_stream_without_end_is_not_held_in_memory() -> None:
+    recorder = LegRecorder("up")
+    recorder.status(200)
+    for _ in range(MAX_EVENT // 2**16 + 1):
+        recorder.feed(b"x" * 2**16)
+    assert recorder.leg().error == "malformed"
+    assert len(recorder._sse._rest) <= MAX_EVENT
+    recorder = LegRecorder("up")
+    recorder.status(200)
+    part = chunk({"content": "y" * 2**18})
+    assert [recorder.feed(part) for _ in range(MAX_STREAM // len(part) + 1)].count(False) == 1
+    assert recorder.leg().error == "answer_too_large"
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,10 +17,12 @@ from paceline.cli.main import app
 from paceline.errors import UsageError
 from paceline.gate.cases import Case
 from paceline.gate.divergence import first_divergence
-from paceline.gate.pair import Divergence, Pair
+from paceline.gate.judge import Judge
+from paceline.gate.pair import Divergence, Leg, Pair
 from paceline.gate.policy import Policy
-from paceline.gate.replay import GateRun, Judge, Replay, run_gate
-from paceline.gate.upstream import Upstream
+from paceline.gate.replay import GateRun, Replay, run_gate
+from paceline.gate.upstream import Upstream, http_session, read_metrics, run_leg
+from paceline.gate.upstream_metrics import UpstreamCounters, with_counters
 from support.scripted_model import last_words, scripted
 from support.servers import Running, toy_running
 
@@ -91,20 +94,41 @@ def test_the_lead_is_over_the_alternative_that_the_other_text_goes_on_with() -> 
     assert first_divergence(tokens, "abc") is None
 
 
-def test_a_judge_scores_both_legs_without_their_names() -> None:
+def grade(request: dict[str, Any]) -> str:
+    """A judge that likes the word good."""
+    return json.dumps({"score": 10 if "good" in json.loads(last_words(request))["answer"] else 0})
+
+
+def test_a_judge_model_scores_both_legs_without_their_names() -> None:
     with (
         scripted(lambda request: "good answer") as (baseline, _),
         scripted(lambda request: "bad answer") as (candidate, _),
+        scripted(grade) as (url, judge),
     ):
-        done = gate(
-            baseline,
-            candidate,
-            cases(31),
-            judge=Judge(f"{baseline}/judge"),
-            policy=Policy(lossless=False),
-        )
+        chosen = Judge(Upstream(name="judge", url=url, model="large", api_key="k"))
+        done = gate(baseline, candidate, cases(31), judge=chosen, policy=Policy(lossless=False))
     assert done.verdict.decision == "roll back"
     assert failed(done) == {"judge"}
+    first = judge.requests[0]
+    assert (first["temperature"], first["model"], first["response_format"]["type"]) == (
+        0,
+        "large",
+        "json_schema",
+    )
+    assert first["max_tokens"] <= 32
+    assert not any(name in json.dumps(judge.requests) for name in ("baseline", "candidate"))
+
+
+def test_equal_answers_are_judged_once_and_a_judge_that_fails_gives_no_score() -> None:
+    with scripted(last_words) as (url, _), scripted(grade) as (grading, judge):
+        done = gate(url, url, cases(4), judge=Judge(Upstream(name="judge", url=grading)))
+        assert len(judge.requests) == 4
+        broken = gate(url, url, cases(2), judge=Judge(Upstream(name="judge", url=url)))  # no JSON
+        away = gate(url, url, cases(2), judge=Judge(Upstream(name="judge", url="http://127.0.0.1:9")))
+    assert all(leg.scores["judge"] == 0 for pair in done.pairs for leg in pair.legs())
+    assert not any(
+        "judge" in leg.scores for run in (broken, away) for pair in run.pairs for leg in pair.legs()
+    )
 
 
 @pytest.mark.slow
@@ -271,6 +295,51 @@ def test_speculation_changes_no_text_and_reports_its_acceptance(toy: Running) ->
         assert all(pair.baseline.passes for pair in run.pairs)
         assert any(pair.candidate.draft_tokens for pair in run.pairs)
         assert not any(pair.baseline.draft_tokens for pair in run.pairs)
+
+
+def test_counters_tell_what_a_response_does_not(toy: Running) -> None:
+    """Passes, drafts and their acceptance, by the growth of the server's counters: as the response says."""
+    fields = ("passes", "draft_tokens", "accepted_tokens")
+
+    async def legs() -> list[tuple[Leg, UpstreamCounters]]:
+        made = []
+        async with http_session() as session:
+            told = Upstream(name="a", url=toy.url, extra_body={"metrics": True}, counts_chunks=True)
+            for case in cases(4, max_tokens=24):
+                before = await read_metrics(session, told)
+                leg = await run_leg(session, told, case.endpoint, case.request)
+                after = await read_metrics(session, told)
+                assert before is not None
+                assert after is not None
+                made.append((leg, after - before))
+        return made
+
+    found = asyncio.run(legs())
+    for leg, growth in found:
+        silent = replace(leg, passes=None, draft_tokens=None, accepted_tokens=None, acceptance_histogram=())
+        counted = with_counters(silent, growth)
+        assert [getattr(counted, n) or 0 for n in fields] == [getattr(leg, n) or 0 for n in fields]
+        assert sum(counted.accepted_by_position) == (leg.accepted_tokens or 0)
+        assert 0 < sum(leg.chunk_tokens) <= (leg.completion_tokens or 0)
+        assert counted.gpu_s is not None
+        assert 0 < counted.gpu_s < leg.seconds
+    assert any(leg.accepted_tokens for leg, _ in found)
+
+
+def test_a_replay_reads_the_counters_around_each_request(toy: Running) -> None:
+    silent = {"metrics": False}
+    arms = [Upstream(name=arm, url=toy.url, extra_body=silent) for arm in ("baseline", "candidate")]
+    replay = Replay(baseline=arms[0], candidate=arms[1], warmup=0)
+    run = asyncio.run(run_gate(replay, cases(3, max_tokens=24)))
+    found = {finding.check: finding for finding in run.verdict.findings}
+    assert found["cost_gpu"].pairs == found["cost_passes"].pairs == len(run.pairs) == 3
+    assert 0 < found["cost_gpu"].details["utilization"] <= 1
+    assert found["acceptance"].details["by_position"]
+
+
+def test_counters_of_a_server_with_other_requests_are_not_used() -> None:
+    leg = Leg(completion_tokens=20, seconds=1.0)
+    assert with_counters(leg, UpstreamCounters(generated_tokens=21, drafts=3, draft_tokens=9)) is leg
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def test_a_third_ctrl_c_cuts_connections(tmp_path: Path) -> None:
         str(toy_chat_model(tmp_path)),
         engine=engine,
         store="none",
+        save_estimates=False,
         drain_s=600,
         connections=ConnectionLimits(write_timeout_s=600),
     )
@@ -59,7 +60,8 @@ def test_a_second_ctrl_c_ends_streams_with_the_last_event_and_saves_their_traces
 ) -> None:
     store = str(tmp_path / "traces.db")
     engine = EngineConfig("cpu", cache_mb=64)
-    settings = ServerSettings(str(toy_chat_model(tmp_path)), engine=engine, store=store, drain_s=600)
+    model = str(toy_chat_model(tmp_path))
+    settings = ServerSettings(model, engine=engine, store=store, save_estimates=False, drain_s=600)
     app = build(settings)
     server = draining_server(uvicorn_config(app, settings, port=0), app, settings, "serving")
     thread = threading.Thread(target=server.run, daemon=True)

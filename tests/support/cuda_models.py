@@ -13,10 +13,15 @@ VOCAB = 500  # no multiple of a tile
 
 
 def tiny_weights(
-    family: str = "llama", head_dim: int = 64, window: int = 0, seed: int = 0, heads: int = 4
+    family: str = "llama",
+    head_dim: int = 64,
+    window: int = 0,
+    seed: int = 0,
+    heads: int = 4,
+    width: int = 128,
 ) -> Weights:
     """Two layers of a family with random weights in bfloat16; norms and biases matter."""
-    layers, width, kv_heads, ff = 2, 128, 2, 256
+    layers, kv_heads, ff = 2, 2, 2 * width
     shape = ModelConfig(
         family, layers, width, heads, kv_heads, head_dim, ff, VOCAB, 4096, 1e-5, Rope(10000.0),
         window=window, local_layers=(True, False) if window else (),

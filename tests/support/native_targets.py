@@ -112,6 +112,17 @@ def random_blocks(
     return blocks.reshape(outputs, -1)
 
 
+def small_blocks(kind: str, outputs: int, inputs: int, random: np.random.Generator) -> Bytes:
+    """Of weights whose standard deviation is about inputs ** -0.5, as those of a model."""
+    blocks = random_blocks(kind, outputs, inputs, random, tame=True)
+    factor = inputs**-0.5 / decoded(kind, blocks[:16]).std()
+    flat = blocks.reshape(-1, ENCODINGS[kind].nbytes)
+    for at in HALVES[kind]:
+        halves = flat[:, at : at + 2].copy().view(np.float16)
+        flat[:, at : at + 2] = (halves * factor).astype(np.float16).view(np.uint8)
+    return flat.reshape(blocks.shape)
+
+
 def decoded(kind: str, blocks: Bytes) -> Floats:
     """The weights as weights/dequant.py decodes them, [outputs, inputs]."""
     encoding = ENCODINGS[kind]

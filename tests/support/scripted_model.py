@@ -31,15 +31,11 @@ class ScriptedModel:
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                Route("/judge", self._judge, methods=["POST"]),
             ]
         )
 
     async def _models(self, http: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-
-    async def _judge(self, http: Request) -> Response:
-        return JSONResponse({"score": 1.0 if "good" in (await http.json())["answer"] else 0.0})
 
     async def _chat(self, http: Request) -> Response:
         request = await http.json()

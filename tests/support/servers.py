@@ -54,7 +54,8 @@ class Running:
 @contextmanager
 def running(model: str, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     engine = config or EngineConfig(cache_mb=256)
-    given = {"model": model, "engine": engine, "store": "none", "drain_s": 0, **settings}
+    alone = {"store": "none", "save_estimates": False}
+    given = {"model": model, "engine": engine, "drain_s": 0, **alone, **settings}
     chosen = ServerSettings(**given)
     app = build(chosen)
     server = uvicorn.Server(uvicorn_config(app, chosen, port=0))
@@ -130,6 +131,9 @@ def served(*options: str) -> Iterator[Process]:
         "256",
         "--threads",
         "1",
+        "--cache-disk-mb",
+        "0",
+        "--no-save-estimates",
         *QUIET,
         *options,
     ]
@@ -181,8 +185,9 @@ def toy_chat_model(folder: Path) -> Path:
 def toy_running(folder: Path, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     """A server of such a model; what is made for the model stays in the folder, compiled code is shared."""
     (home() / "native").mkdir(parents=True, exist_ok=True)
-    (folder / "home").mkdir()
-    (folder / "home" / "native").symlink_to(home() / "native")
+    if not (folder / "home").exists():  # else it is that of an earlier server
+        (folder / "home").mkdir()
+        (folder / "home" / "native").symlink_to(home() / "native")
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PACELINE_HOME", str(folder / "home"))

@@ -77,6 +77,9 @@ class ScriptedTarget:
         self._seqs[seq.id] = seq
         return 0
 
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        return 0, False
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         self.passes += 1
         tokens: list[int] = []

@@ -36,6 +36,7 @@ class Upstream:
     requests: list[dict[str, Any]] = field(default_factory=list)  # bodies, with their headers
     cancelled: int = 0
     hold: threading.Event | None = None
+    metrics: str | None = None  # the text of /metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,6 +44,9 @@ class Upstream:
         if scope["path"] == "/v1/models":
             data = [{"id": f"{self.name}-model", "object": "model", "created": 1, "owned_by": self.name}]
             await _whole(send, 200, {"object": "list", "data": data})
+            return
+        if scope["path"] == "/metrics":
+            await _send(send, 404 if self.metrics is None else 200, (self.metrics or "").encode())
             return
         body = b""
         while True:
@@ -148,8 +152,11 @@ class Upstream:
 
 
 async def _whole(send: Send, status: int, body: dict[str, Any]) -> None:
-    data = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    await _send(send, status, json.dumps(body).encode(), b"application/json")
+
+
+async def _send(send: Send, status: int, data: bytes, kind: bytes = b"text/plain") -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 

@@ -13,7 +13,7 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.target import cost
-from paceline.target.cost import CostMonitor, CostTable, cost_table, measure
+from paceline.target.cost import CostMonitor, CostTable, confirmed_cost_table, cost_table, measure
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
 from paceline.testing import ToyTarget
@@ -101,6 +101,9 @@ class Clocked(ToyTarget):
     def memory(self) -> dict[str, int]:
         return {}
 
+    def flush(self, seconds: float) -> bool:
+        return True
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
         self.seconds += rows * self._noise_of(self.passes) / 1000
@@ -165,6 +168,25 @@ def test_a_table_of_a_busy_machine_is_measured_again_until_it_is_quiet(clocked: 
     passes = clocked.passes
     assert cost_table(clocked)(1, 256) == 1
     assert clocked.passes == passes  # read this time
+
+
+def test_a_table_is_confirmed_by_the_next_measurement_that_agrees(clocked: Clocked) -> None:
+    """It was measured under a load that lasted, which shows in no spread."""
+    clocked._noise_of = lambda _: 3.0
+    loaded = cost_table(clocked)
+    clocked._noise_of = lambda _: 1.0
+    table, confirmed = confirmed_cost_table(clocked, loaded)
+    assert confirmed
+    assert table(1, 256) == 1
+    assert cost_table(clocked)(1, 256) == 1  # stored
+
+
+def test_a_machine_on_which_no_two_measurements_agree_is_busy(clocked: Clocked) -> None:
+    before = cost_table(clocked)
+    clocked._noise_of = lambda number: 1.0 + number // 16
+    _, confirmed = confirmed_cost_table(clocked, before)
+    assert not confirmed
+    assert cost_table(clocked) == before
 
 
 def rounds(target_us: int, count: int, rows: int = 1, batch: int = 1) -> list[Round]:

@@ -14,8 +14,8 @@ from bench.vllm.server import MISSING, serving, vllm_python
 from paceline.convert import export_model
 from paceline.gate.leg_recorder import speculation_figures
 from paceline.gate.pair import Leg
-from paceline.gate.spec_counters import SpecCounters, read_counters
-from paceline.gate.upstream import Upstream, run_leg
+from paceline.gate.upstream import Upstream, http_session, run_leg
+from paceline.gate.upstream_metrics import UpstreamCounters, read_counters
 from paceline.text import Tokenizer
 from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
 from paceline.train.data.prompts import Prompt
@@ -62,7 +62,7 @@ def answer(client: openai.OpenAI, question: str, **xargs: Any) -> tuple[str, dic
     return reply.choices[0].message.content or "", speculation_figures(metrics)
 
 
-def counters(url: str) -> SpecCounters:
+def counters(url: str) -> UpstreamCounters:
     return read_counters(httpx.get(f"{url}/metrics", timeout=60).text)
 
 
@@ -157,8 +157,9 @@ def test_a_streamed_leg_of_the_gate_has_text_and_figures(url: str, plain: Plain)
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }
-        async with httpx.AsyncClient(timeout=None) as client:
-            return await run_leg(client, Upstream(name="vllm", url=url), "/v1/chat/completions", request)
+        upstream = Upstream(name="vllm", url=url, counts_chunks=True)
+        async with http_session() as session:
+            return await run_leg(session, upstream, "/v1/chat/completions", request)
 
     found = asyncio.run(leg())
     assert (found.ok, found.text) == (True, plain.texts[0])
@@ -166,6 +167,7 @@ def test_a_streamed_leg_of_the_gate_has_text_and_figures(url: str, plain: Plain)
     assert found.draft_tokens
     assert found.accepted_tokens == sum(i * n for i, n in enumerate(found.acceptance_histogram)) > 0
     assert 0 < len(found.chunk_s) < found.completion_tokens  # accepted tokens come together
+    assert max(found.chunk_tokens) > 1
 
 
 def test_through_the_gate_the_tenant_is_the_clients_key(url: str, plain: Plain, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from paceline.advise.outputs import (
+from paceline.advise.replay import Decoding, PassCost, Simulation
+from paceline.advise.speedup import MAX_LENGTH, Costs, best_length
+from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
@@ -19,8 +21,6 @@ from paceline.advise.outputs import (
     target_outputs,
     with_hidden,
 )
-from paceline.advise.replay import Decoding, PassCost, Simulation
-from paceline.advise.speedup import MAX_LENGTH, Costs, best_length
 from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, workload
 from paceline.config import SpecConfig, require_between, require_min, require_positive, require_whole
 from paceline.drafters import model_free
@@ -42,8 +42,13 @@ NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list 
 SHORT: Final = 16  # tokens of a median answer that counts as short
 UNPREDICTABLE: Final = 1.15  # tokens per pass below which a text is called so
 CONFIDENCE: Final = 0.9  # of intervals
+MIN_CONVERSATIONS: Final = 5  # fewer make no interval
+MAX_WIDTH: Final = 0.1  # of the interval of a speed-up, as a share of it, where it holds MIN_GAIN
 _TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 MAX_TOOLS: Final = 16  # in the conditions of a route
+
+
+Decision = Literal["speculate", "leave it off", "too little data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class Measured:
 class RouteAdvice:
     route: str
     workload: Workload
-    enabled: bool
+    decision: Decision
     reason: str
     best: Candidate
     candidates: tuple[Candidate, ...]
@@ -131,8 +136,12 @@ class RouteAdvice:
     match: Mapping[str, Any]  # conditions of the route for a routes file; {}: takes everything
     by_batch: tuple[tuple[int, int, int], ...]  # first and last batch, and the length for them
 
+    @property
+    def enabled(self) -> bool:
+        return self.decision == "speculate"
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "enabled": self.enabled}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +217,12 @@ class _RouteAdvisor:
         loads = self._loads(outputs, best, planned)
         lengths = self._lengths(outputs, best.drafters)
         plain_ms = sum(self._plain_ms(one) for one in outputs) / len(outputs)
-        enabled, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms)
+        replayed = len({one.conversation for one in outputs})
+        decision, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms, replayed)
         return RouteAdvice(
             route=route,
             workload=figures,
-            enabled=enabled,
+            decision=decision,
             reason=reason,
             best=best,
             candidates=tuple(candidates),
@@ -222,7 +232,7 @@ class _RouteAdvisor:
             prefill_ms=prefill_ms(outputs),
             decode_ms=plain_ms,
             outputs=len(outputs),
-            replayed=len({one.conversation for one in outputs}),
+            replayed=replayed,
             left_out=left_out,
             own_text=not any(one.rounds for one in outputs),
             measured=measured([request.rounds for request in requests], self._cost),
@@ -345,8 +355,36 @@ def verdict(
     planned: int,
     reading_ms: float,
     decoding_ms: float,
+    conversations: int,
+) -> tuple[Decision, str]:
+    """The decision for a route, and its reason."""
+    if shortage := _shortage(best, conversations):
+        return "too little data", shortage
+    on, reason = _gains(best, figures, loads, planned, reading_ms, decoding_ms)
+    return "speculate" if on else "leave it off", reason
+
+
+def _shortage(best: Candidate, conversations: int) -> str:
+    """Why the sample decides nothing; "": it does."""
+    speedup = best.speedup
+    if conversations < MIN_CONVERSATIONS:
+        return (
+            f"{conversations} of at least {MIN_CONVERSATIONS} conversations could be replayed "
+            f"({speedup.value:.2f} x so far)"
+        )
+    if speedup.low < MIN_GAIN <= speedup.high and speedup.high - speedup.low > MAX_WIDTH * speedup.value:
+        return f"decoding gains between {speedup.low:.2f} x and {speedup.high:.2f} x"
+    return ""
+
+
+def _gains(
+    best: Candidate,
+    figures: Workload,
+    loads: Sequence[LoadPoint],
+    planned: int,
+    reading_ms: float,
+    decoding_ms: float,
 ) -> tuple[bool, str]:
-    """Whether to speculate, and why or why not."""
     alone, turns = best.speedup, best.turn_speedup
     loaded = next((point.speedup for point in loads if point.concurrency == planned), alone.value)
     share = reading_ms / max(1e-9, reading_ms + decoding_ms)

@@ -13,6 +13,8 @@ from typing import Any, Final
 # Of a list, the drafter that an engine with a single one should have: the first that it knows.
 PREFERENCE: Final = ("block", "eagle", "medusa", "model", "suffix", "ngram", "recycle")
 NGRAM: Final = (2, 4)  # fewest and most tokens that must match, as in the drafter `ngram`
+PROPOSER: Final = "paceline.vllm.proposer.Proposer"  # runs `suffix` and `ngram` inside vLLM
+PROPOSER_KEY: Final = "paceline"  # of its settings in --additional-config
 SUFFIX_MATCH: Final = 8  # tokens that must match in llama.cpp's pool of n-grams; its own default is 24
 
 
@@ -33,7 +35,7 @@ class Speculation:
 
 
 def vllm_config(spec: Speculation) -> dict[str, Any] | None:
-    """The object of `--speculative-config`; None: vLLM has no such drafter, or none is to be used."""
+    """`--speculative-config` of vLLM's own methods; None: it has no such drafter, or none is to be used."""
     config = _vllm_method(spec)
     if config is None:
         return None
@@ -59,8 +61,23 @@ def _vllm_method(spec: Speculation) -> dict[str, Any] | None:
 
 
 def vllm_flags(spec: Speculation) -> list[str]:
+    """paceline's proposer for `suffix`: it asks `ngram` too, and remembers each tenant's requests."""
+    if spec.drafter == "suffix":
+        return _proposer_flags(spec)
     config = vllm_config(spec)
     return [] if config is None else ["--speculative-config", json.dumps(config)]
+
+
+def _proposer_flags(spec: Speculation) -> list[str]:
+    config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": spec.max_draft}
+    settings: dict[str, Any] = {}
+    if "ngram" not in spec.drafters:
+        settings["drafters"] = ["suffix"]
+    full = next((first for first, _, length in spec.by_batch if not length), 0)
+    if full > 1:  # sequences in a pass from which on nothing is to be drafted
+        settings["max_batch"] = full - 1
+    flags = ["--speculative-config", json.dumps(config)]
+    return [*flags, "--additional-config", json.dumps({PROPOSER_KEY: settings})] if settings else flags
 
 
 def sglang_flags(spec: Speculation) -> list[str]:

@@ -5,16 +5,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.advise.advice import RouteAdvice
+from paceline.advise.advice import MIN_CONVERSATIONS, RouteAdvice
 from paceline.advise.chart import STYLE, Chart, Series, svg
 from paceline.advise.engine_flags import Speculation, engine_flags
-from paceline.advise.memory_bill import MIB, MemoryBill
+from paceline.advise.memory_estimate import MIB, MemoryEstimate
 from paceline.advise.replay import PassCost
 
 TEMPLATE: Final = Path(__file__).parent / "report.html"
 CHART_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 CHART_CONTEXTS: Final = (256, 2048)
-FEW_CONVERSATIONS: Final = 5  # fewer make no interval
+NOT_REPLAYED: Final = (
+    "recycle is not compared: it drafts from the model's candidates for each token, which no recording holds"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Advice:
     target: str
     machine: Mapping[str, str]
     routes: tuple[RouteAdvice, ...]
-    memory: MemoryBill
+    memory: MemoryEstimate
     costs: Mapping[int, Mapping[int, float]]  # context -> rows -> ms
     busy: bool  # the machine was, while passes were measured
     rejected: Mapping[str, int]  # records that are no requests, by reason
@@ -68,6 +70,7 @@ class Advice:
                 str(c): {str(n): ms for n, ms in row.items()} for c, row in self.costs.items()
             },
             "busy": self.busy,
+            "not_compared": NOT_REPLAYED,
             "rejected": dict(self.rejected),
             "training": None if self.training is None else asdict(self.training),
             "flags": self.flags,
@@ -90,7 +93,7 @@ def html(advice: Advice) -> str:
         autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["mib"] = lambda size: f"{size / MIB:,.0f} MiB"
-    environment.globals.update(counted=counted, few=FEW_CONVERSATIONS)
+    environment.globals.update(counted=counted, few=MIN_CONVERSATIONS, not_replayed=NOT_REPLAYED)
     environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     template = environment.from_string(TEMPLATE.read_text("utf-8"))
     charts = {one.route: [svg(chart) for chart in _route_charts(one)] for one in advice.routes}

@@ -12,6 +12,8 @@ DEFAULT: str = "default"
 
 def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | None = None) -> str:
     """existing: a routes file as read. Its routes keep their order, conditions and limits."""
+    undecided = [one for one in advised if one.decision == "too little data"]
+    advised = [one for one in advised if one not in undecided]
     by_name = {one.route: one for one in advised}
     listed = [dict(route) for route in (existing or {}).get("routes") or ()]
     known = {route.get("name") for route in listed}
@@ -22,6 +24,7 @@ def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | No
     routes, unmatched = _new([one for one in advised if one.route not in known], closed=_is_closed(listed))
     lines = ["# Written by `paceline advise`."]
     lines += [f"# {one.route}: {one.reason}" for one in advised]
+    lines += [f"# {one.route} is not set here: too little data, {one.reason}" for one in undecided]
     lines += [
         f"# {one.route} is left out: nothing in its requests tells it from the others. Add it with a match."
         for one in unmatched

@@ -138,14 +138,14 @@ def _advice(
     traffic: TrafficOptions, effort: EffortOptions, drafter: CandidateOptions, engine: EngineOptions
 ) -> "Advice":
     from paceline.advise.advice import AdviceConfig, Engine, advise_routes
-    from paceline.advise.memory_bill import memory_bill
-    from paceline.advise.outputs import OutputLimits
+    from paceline.advise.memory_estimate import memory_estimate
     from paceline.advise.report import Advice, cost_table
+    from paceline.advise.target_outputs import OutputLimits
     from paceline.config import SpecConfig
     from paceline.drafters import model_free
     from paceline.engine.control import Fixed, Rate
     from paceline.llm import LLM
-    from paceline.target.cost import MAX_SPREAD
+    from paceline.target.cost import confirmed_cost_table
 
     recorded = traffic.read()
     limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
@@ -160,10 +160,11 @@ def _advice(
     )
     if not llm.cost:
         raise SettingError("cache_mb", engine.cache_mb, "more: no pass could be measured in so little")
+    cost, quiet = confirmed_cost_table(llm.target, llm.cost)
     weighty = {name: made for name, made in llm.drafters.items() if name not in model_free()}
-    advisor = Engine(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, weighty)
+    advisor = Engine(llm, lambda: Rate(cost), Fixed, cost, classify, weighty)
     routes = advise_routes(advisor, recorded, config, _show_progress)
-    bill = memory_bill(
+    bill = memory_estimate(
         llm.target,
         llm.target.memory(),
         _head_bytes(llm),
@@ -176,8 +177,8 @@ def _advice(
         machine=_machine(llm),
         routes=tuple(routes),
         memory=bill,
-        costs=cost_table(llm.cost),
-        busy=llm.cost.spread > MAX_SPREAD,
+        costs=cost_table(cost),
+        busy=not quiet,
         rejected=recorded.rejected,
         training=training,
         draft_model=drafter.draft_model,
@@ -283,7 +284,7 @@ def _show_progress(what: str, done: int, total: int) -> None:
 
 
 def _print(advice: "Advice") -> None:
-    from paceline.advise.report import FEW_CONVERSATIONS, counted
+    from paceline.advise.report import NOT_REPLAYED, counted
 
     out = Console(highlight=False, soft_wrap=True)
     table = Table("route", "advice", "tokens per pass", "decoding", "turns", "drafters", "length")
@@ -291,7 +292,7 @@ def _print(advice: "Advice") -> None:
         rate = one.best.tokens_per_pass
         table.add_row(
             one.route,
-            "speculate" if one.enabled else "leave it off",
+            one.decision,
             f"{rate.value:.2f} ({rate.low:.2f} to {rate.high:.2f})",
             f"{one.best.speedup.value:.2f} x",
             f"{one.best.turn_speedup:.2f} x",
@@ -301,11 +302,12 @@ def _print(advice: "Advice") -> None:
     out.print(table)
     for one in advice.routes:
         out.print(f"{one.route}: {one.reason}", markup=False)
-        if one.replayed < FEW_CONVERSATIONS:
+        if one.decision == "too little data":
             sample = f"{counted(one.outputs, 'output')} of {counted(one.replayed, 'conversation')}"
-            out.print(f"  from {sample} only: give it more --requests and --minutes", markup=False)
+            out.print(f"  from {sample}: give it more traffic, --requests and --minutes", markup=False)
+    out.print(f"{NOT_REPLAYED[0].upper()}{NOT_REPLAYED[1:]}.", markup=False)
     if advice.busy:
-        out.print("The machine was busy while passes were measured: speed-ups are uncertain.")
+        out.print("No two measurements of a pass agreed, as on a busy machine: speed-ups are provisional.")
     out.print(f"Memory: {advice.memory.verdict}.", markup=False)
     if (fit := advice.training) is not None:
         before = "" if fit.before is None else f", {fit.before:.2f} before"

@@ -141,8 +141,10 @@ def run(
         Path | None, typer.Option(help="A YAML file of margins and error rates; else the defaults.")
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="A judge model's URL: gets {request, answer}, gives {score}.")
+        str | None, typer.Option(help="An OpenAI-compatible server whose model scores the answers.")
     ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Its model, where it serves several.")] = None,
+    judge_key: Annotated[str, typer.Option(envvar="PACELINE_JUDGE_KEY", help="API key.")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that an answer gets.")] = 300.0,
     stop_early: Annotated[bool, typer.Option(help="End at the first promote or roll back.")] = True,
 ) -> None:
@@ -150,7 +152,9 @@ def run(
 
     No tool is ever executed. The code that answers the suite `code` runs in a child process with limits.
     """
-    from paceline.gate.replay import GateRun, Judge, Replay, run_gate
+    from paceline.gate.judge import Judge
+    from paceline.gate.replay import GateRun, Replay, run_gate
+    from paceline.gate.upstream import Upstream
     from paceline.gate.verdict import decide
 
     report.check()
@@ -158,7 +162,9 @@ def run(
         baseline=arms.upstream("baseline"),
         candidate=arms.upstream("candidate"),
         policy=_policy(policy),
-        judge=None if judge is None else Judge(judge),
+        judge=None
+        if judge is None
+        else Judge(Upstream(name="judge", url=judge, model=judge_model, api_key=judge_key)),
         timeout_s=timeout,
         stop_early=stop_early,
     )

@@ -14,8 +14,8 @@ from paceline import hub
 from paceline.cli.options import (
     MODEL_HELP,
     AsJson,
+    DiskEngineOptions,
     DrafterOptions,
-    EngineOptions,
     OutputOptions,
     SamplingOptions,
     SpecOptions,
@@ -76,7 +76,7 @@ def generate(
     sampling: SamplingOptions,
     output: OutputOptions,
     display: DisplayOptions,
-    engine: EngineOptions,
+    engine: DiskEngineOptions,
     template: TemplateOptions,
     model: Model = hub.DEFAULT_MODEL,
 ) -> None:
@@ -106,7 +106,7 @@ def chat(
     drafter: DrafterOptions,
     spec: SpecOptions,
     sampling: ChatSampling,
-    engine: EngineOptions,
+    engine: DiskEngineOptions,
     template: TemplateOptions,
     model: Model = hub.DEFAULT_MODEL,
     system: Annotated[str, typer.Option(help="System message.")] = "",
@@ -130,7 +130,7 @@ def _load(
     model: str,
     drafter: DrafterOptions,
     spec: SpecOptions,
-    engine: EngineOptions,
+    engine: DiskEngineOptions,
     template: TemplateOptions,
 ) -> "LLM":
     config, names = engine.config(), drafter.names

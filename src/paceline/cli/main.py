@@ -12,6 +12,7 @@ from rich.table import Table
 
 from paceline import __version__, hub
 from paceline.cli.advise import advise
+from paceline.cli.cache import cache_app
 from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
@@ -34,6 +35,7 @@ app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
+app.add_typer(cache_app, name="cache")
 app.add_typer(trace_app, name="trace")
 app.add_typer(gate_app, name="gate")
 app.add_typer(vllm_app, name="vllm")
@@ -115,6 +117,10 @@ def doctor(
             continue
         if not isinstance(value, dict):
             out.print(f"{name:<16} {value}")
+            continue
+        if name == "own_turns":
+            for kind, what in value.items():
+                out.print(f"{'own turns':<16} {kind}: {what}", markup=False)
             continue
         for context, row in value.items():
             times = ", ".join(

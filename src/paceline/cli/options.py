@@ -70,7 +70,7 @@ class EngineOptions:
     """Device and resources of a model."""
 
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8, fp8 or gguf.")] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
     cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
     max_model_len: Annotated[
@@ -82,6 +82,27 @@ class EngineOptions:
 
     def config(self, **more: Any) -> EngineConfig:
         return EngineConfig(**asdict(self), **more)
+
+
+CacheDir = Annotated[
+    str | None, typer.Option(help="Folder of the KV cache on the disk; default: in paceline's own.")
+]
+_CACHE_DISK_MB = "Disk space for the KV cache, which then outlives the process; 0: none."
+
+
+@dataclass(frozen=True, slots=True)
+class DiskEngineOptions(EngineOptions):
+    """The same, with a KV cache that may be kept on the disk."""
+
+    cache_disk_mb: Annotated[int, typer.Option(help=_CACHE_DISK_MB)] = 0
+    cache_dir: CacheDir = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEngineOptions(DiskEngineOptions):
+    """The same, kept on the disk by default."""
+
+    cache_disk_mb: Annotated[int, typer.Option(help=_CACHE_DISK_MB)] = 2048
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, MaxDraft, TemplateOptions, grouped
+from paceline.cli.options import (
+    MODEL_HELP,
+    DrafterOptions,
+    MaxDraft,
+    ServerEngineOptions,
+    TemplateOptions,
+    grouped,
+)
 from paceline.trace.online import OnlineTrainingConfig
 
 log = logging.getLogger("paceline")
@@ -74,6 +81,10 @@ class MemoryOptions:
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Drafters remember nothing of finished requests.")
     ] = False
+    save_estimates: Annotated[
+        bool,
+        typer.Option(help="Keep what was learned about drafters for the next start; it holds no text."),
+    ] = True
     single_user: Annotated[
         bool,
         typer.Option("--single-user", help="Requests without key and user share caches and memories fully."),
@@ -102,7 +113,7 @@ def serve(
     listen: ListenOptions,
     drafter: DrafterOptions,
     memory: MemoryOptions,
-    engine: EngineOptions,
+    engine: ServerEngineOptions,
     template: TemplateOptions,
     connection: ConnectionOptions,
     max_draft: MaxDraft = 8,
@@ -129,6 +140,7 @@ def serve(
         store=memory.store,
         trace_text=memory.trace_text,
         remember=memory.remembers,
+        save_estimates=memory.save_estimates,
         single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),

@@ -75,8 +75,8 @@ class DrafterList(Drafter):
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
         self.asked.clear()
-        if len(asks) == 1 and asks[0].cursor is None and not self._heads:
-            return [self._first_draft(asks[0])]
+        if not self._heads and all(ask.cursor is None for ask in asks):
+            return self._first_drafts(asks)
         if not self._interleaves:
             asks = [replace(ask, forced_budget=0) if ask.forced_budget else ask for ask in asks]
         drafts = [_DraftInProgress(ask) for ask in asks]
@@ -90,13 +90,23 @@ class DrafterList(Drafter):
             self._improve(head, [draft for draft in drafts if draft.may_improve(head)])
         return [draft.joined() for draft in drafts]
 
-    def _first_draft(self, ask: Ask) -> Draft:
+    def _first_drafts(self, asks: Sequence[Ask]) -> list[Draft]:
         """Without a grammar and heads nothing continues a draft."""
+        drafts, left, budget = [NO_DRAFT] * len(asks), list(enumerate(asks)), self._policy.budget
         for drafter in self._unconstrained:
-            nodes = self._policy.budget(drafter.name, ask.seq, ask.budget)
-            if nodes and (draft := self._ask(drafter, [_within(ask, nodes)])[0]):
-                return draft
-        return NO_DRAFT
+            name = drafter.name
+            chosen = [
+                (i, ask if nodes >= ask.budget else replace(ask, budget=nodes))
+                for i, ask in left
+                if (nodes := budget(name, ask.seq, ask.budget))
+            ]
+            if not chosen:
+                continue
+            for (i, _), draft in zip(chosen, self._ask(drafter, [ask for _, ask in chosen]), strict=True):
+                drafts[i] = draft
+            if not (left := [(i, ask) for i, ask in left if not drafts[i]]):
+                break
+        return drafts
 
     def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
         """Lets a head replace or continue drafts that other drafters made."""

@@ -11,6 +11,7 @@ CANONICAL: Final = 0.9  # the score where the text is forced, but other tokens c
 
 class Grammar(Drafter):
     name = "grammar"
+    fingerprint = "1"  # raised where its scores change their meaning
     interleaves = True
     needs_grammar = True
 

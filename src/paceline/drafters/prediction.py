@@ -98,6 +98,7 @@ class _Alignment:
 
 class Prediction(Drafter):
     name = "prediction"
+    fingerprint = "1"  # raised where its scores change their meaning
 
     def __init__(self) -> None:
         self._alignments: dict[str, _Alignment] = {}

@@ -8,4 +8,5 @@ drafting.py    which drafters draft for a sequence, how far, and which nodes are
 masking.py     masks beside a pass; slow ones delay their own sequence only
 control.py     Rate: one decision per pass about drafters and rows, by a price of time; Bank: bounds the loss
 estimates.py   running estimates: the time of a pass; acceptance, gain and time of each drafter
+saved_estimates.py  the same in a file, for the next start
 """

@@ -14,7 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.engine.estimates import MAX_OUTLIER, Acceptance, CostCurve, DraftTime, Gain, Prior, TextFactor
+from paceline.engine.estimates import (
+    MAX_OUTLIER,
+    Acceptance,
+    CostCurve,
+    DraftTime,
+    Estimates,
+    Gain,
+    Prior,
+    TextFactor,
+)
 from paceline.types import NO_DRAFT, ROOT, Ask, Controller, Draft, DraftPolicy, Round, Seq
 
 ROWS_AHEAD: Final = 4  # over which the price of a row is a mean, before the draft is known
@@ -95,31 +104,20 @@ class _Text:
     node: int = ROOT  # of the shadow: the last one that has come true
 
 
-Key = tuple[str, str]  # route and drafter
-
-
 class Rate(Controller, DraftPolicy):
     """Maximises tokens per measured time, plain decoding included."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.cost = CostCurve(prior)
-        self._acceptance: dict[Key, Acceptance] = {}
-        self._gains: dict[Key, Gain] = {}
-        self._draft_us: dict[str, DraftTime] = {}  # of one ask, by drafter
-        self._own_us = 0.0  # of this controller and of the list of drafters, for one ask
+        self.estimates = known = Estimates()
+        self._acceptance, self._gains = known.acceptance, known.gains
+        self._draft_us, self._read_us = known.draft_us, known.read_us
         self._texts: dict[str, _Text] = {}
-        self._read_us: dict[str, float] = {}  # of one sequence's hidden states, by drafter
         self._explored = 0.0  # tokens of time to spend on such reading by drafters that do not seem to pay
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._after_prompt = False  # a prompt was in the last pass
-        self._plain_us = self._real_us = 0.0  # of late: as plain decoding would have taken, and as it was
-
-    @property
-    def speedup(self) -> float:
-        """Of late, over plain decoding; 1 where it is less."""
-        return max(1.0, self._plain_us / self._real_us) if self._real_us else 1.0
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
         return self
@@ -131,7 +129,7 @@ class Rate(Controller, DraftPolicy):
             return []
         context = max([len(seq.tokens) for seq in seqs])
         users = len(seqs) + waiting
-        self._us_price = self.speedup * users / self.cost(users, context)
+        self._us_price = self.estimates.speedup * users / self.cost(users, context)
         added_us = self.cost(rows + ROWS_AHEAD, context) - self.cost(rows, context)
         self._row_price = self._us_price * added_us / ROWS_AHEAD
         return [self._planned(seq) for seq in seqs]
@@ -204,7 +202,7 @@ class Rate(Controller, DraftPolicy):
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
         time = self._draft_us.get(drafter)
-        price, us = self._row_price, self._own_us
+        price, us = self._row_price, self.estimates.own_us
         if time is not None:
             price += self._us_price * time.node_us
             us += time.draft_us
@@ -241,7 +239,7 @@ class Rate(Controller, DraftPolicy):
 
     def _ask_price(self, drafter: str) -> float:
         time = self._draft_us.get(drafter)
-        return self._us_price * ((time(PROBE_NODES) if time else 0.0) + self._own_us)
+        return self._us_price * ((time(PROBE_NODES) if time else 0.0) + self.estimates.own_us)
 
     def _gain(self, text: _Text, drafter: str) -> Gain:
         gain = text.gains.get(drafter)
@@ -362,8 +360,9 @@ class Rate(Controller, DraftPolicy):
     def _learn_speed(self, rounds: Sequence[Round], context: int) -> None:
         first, count = rounds[0], len(rounds)
         plain_us = sum([len(r.tokens) for r in rounds]) / count * self.cost(count, context)
-        self._plain_us = SPEED_DECAY * self._plain_us + plain_us
-        self._real_us = SPEED_DECAY * self._real_us + first.target_us + first.draft_us
+        known = self.estimates
+        known.plain_us = SPEED_DECAY * known.plain_us + plain_us
+        known.real_us = SPEED_DECAY * known.real_us + first.target_us + first.draft_us
 
     def _learn_draft_times(self, rounds: Sequence[Round], decoding: bool) -> Mapping[str, float]:
         """Returns the time of one ask, by drafter.
@@ -381,7 +380,7 @@ class Rate(Controller, DraftPolicy):
             return {}
         own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
         if not after_prompt:
-            self._own_us += OWN_SHARE * (own_us - self._own_us)
+            self.estimates.own_us += OWN_SHARE * (own_us - self.estimates.own_us)
         nodes = Counter([name for s in rounds for name in s.uncut.sources])
         ask_us = {}
         for name, count in asks.items():
@@ -391,7 +390,7 @@ class Rate(Controller, DraftPolicy):
             us = by.get(name, 0) / count
             if not after_prompt or not self._readers[name]:
                 time.learn(nodes[name] / count, us, r.target_us / r.batch)
-            own = min(own_us, MAX_OUTLIER * self._own_us)
+            own = min(own_us, MAX_OUTLIER * self.estimates.own_us)
             ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
         return ask_us
 
@@ -455,10 +454,7 @@ class Rate(Controller, DraftPolicy):
         self._texts.pop(seq.id, None)
 
     def forget(self, drafter: str) -> None:
-        self._acceptance = {key: known for key, known in self._acceptance.items() if key[1] != drafter}
-        self._gains = {key: known for key, known in self._gains.items() if key[1] != drafter}
-        self._draft_us.pop(drafter, None)
-        self._read_us.pop(drafter, None)
+        self.estimates.forget(drafter)
         for text in self._texts.values():
             text.gains.pop(drafter, None)
             text.factors.pop(drafter, None)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from time import monotonic, perf_counter_ns
 from typing import Final
 
@@ -73,6 +74,7 @@ class Engine:
         self._cancelled: list[str] = []
         self._in_step = False
         self._masking = Masking(SLOW_MASKS * config.max_grammar_s)
+        self._restoring: dict[str, Seq] = {}  # admitted, but no part of a pass before their prefix is loaded
         self._unreported: list[tuple[Seq, Round]] = []  # of the last pass
         self._ahead: _Launched | Exception | None = None  # the next pass, or why there is none
         self._returned_ns = 0  # from the last step
@@ -85,7 +87,8 @@ class Engine:
     def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: running sequences continue with a drafter that has not seen them."""
         self._report_last()
-        self._drafting.replace_drafter(drafter, self._scheduler.running())
+        begun = [seq for seq in self._scheduler.running() if seq.id not in self._restoring]
+        self._drafting.replace_drafter(drafter, begun)
 
     @property
     def busy(self) -> bool:
@@ -189,6 +192,7 @@ class Engine:
         if launched is not None:
             return launched, launched.ended
         failed = self._expire() + self._admit()
+        self._restore()
         scheduled, settled = self._schedule()
         if not scheduled and not settled:
             self._masking.wait()
@@ -283,16 +287,31 @@ class Engine:
     def _admit(self) -> list[Round]:
         """Opens waiting sequences in the target; one that cannot be opened ends here, with its error."""
         failed = []
+        if (displaced := self._scheduler.displace()) is not None:
+            self._suspend(displaced)
         for seq in self._scheduler.admit():
             try:
                 seq.computed = self.target.open(seq)
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
+                self._restoring[seq.id] = seq
+        return failed
+
+    def _restore(self) -> None:
+        """Loads prefixes from slower memory: beside others, for as long as prompts may take in a pass."""
+        limit_ns, started = self.config.prefill_beside_ms * 1_000_000, self._timer()
+        for seq in tuple(self._restoring.values()):
+            alone = len(self._restoring) == self.running
+            left_ns = max(0, limit_ns - (self._timer() - started))
+            found = seq.computed
+            seq.computed, more = self.target.restore(seq.id, inf if alone or not limit_ns else left_ns / 1e9)
+            seq.cached_on_disk += 0 if seq.preemptions else seq.computed - found
+            if not more:
+                del self._restoring[seq.id]
                 # A preempted one finds rows of its own: they were computed for it, and are no hit.
                 seq.cached = min(seq.cached, seq.computed) if seq.preemptions else seq.computed
                 self._drafting.begin(seq)
-        return failed
 
     def _schedule(self) -> tuple[list[Scheduled], list[Round]]:
         """Sequences with slow masks are in a pass only once their next mask is ready.
@@ -300,8 +319,8 @@ class Engine:
         Returns also the ends of those whose grammar had to be waited for, to know that they end or why.
         """
         scheduled, ends = [], []
-        for seq, fed in self._scheduler.pieces(lambda seq: self._masking.held(seq.id)):
-            scored = seq.computed + len(fed) == len(seq.tokens)
+        for seq, fed in self._scheduler.pieces(self._held):
+            scored = not seq.prefill and seq.computed + len(fed) == len(seq.tokens)
             ready = self._masking.ready(seq.id) if scored else None
             full = scored and self._full(seq)
             if scored and ready is None and (full or self._masking.slow(seq.id)):
@@ -313,6 +332,9 @@ class Engine:
             else:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
         return scheduled, ends
+
+    def _held(self, seq: Seq) -> bool:
+        return seq.id in self._restoring or self._masking.held(seq.id)
 
     def _forward(self, scheduled: Sequence[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]) -> Scores:
         feeds = [
@@ -350,11 +372,14 @@ class Engine:
 
     def _preempt(self) -> Seq:
         seq = self._scheduler.preempt()
-        self._drafting.end(seq)
-        self.target.close(seq.id)
+        self._suspend(seq)
+        return seq
+
+    def _suspend(self, seq: Seq) -> None:
+        """Its rows stay in the prefix cache until they are evicted."""
+        self._close(seq)
         seq.computed = 0
         seq.preemptions += 1
-        return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), Outcome(finish="error", error=error))
@@ -406,7 +431,7 @@ class Engine:
         if not s.scored:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
-            return Outcome()
+            return Outcome(finish="length" if held == len(seq.tokens) else None)  # the end of a prefill
         if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
             self.target.keep(seq.id, held)
             seq.computed = held  # drafters do not see its row, which no token follows
@@ -463,10 +488,14 @@ class Engine:
         self._report_last()
         self._masking.forget(seq.id)
         if running:
-            self._drafting.end(seq)
-            self.target.close(seq.id)
+            self._close(seq)
         for sink in self._sinks:
             sink.finish(seq, reason)
+
+    def _close(self, seq: Seq) -> None:
+        if self._restoring.pop(seq.id, None) is None:  # else no drafter knows it yet
+            self._drafting.end(seq)
+        self.target.close(seq.id)
 
 
 def _masks_of(s: Scheduled) -> Masks:

@@ -7,6 +7,7 @@ runs and a replay of its traces.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
@@ -26,12 +27,15 @@ UNSCORED: Final = len(SCORES) + 1  # the bin of nodes without a score
 DEPTHS: Final = (0, 1, 2, 2, 3, 3, 3, 3, 4)  # the bin of each depth in the draft; deeper: the last
 NO_SCORE: Final = 0.7  # P(accepted) of a node without a score, before any evidence
 TRUST: Final = 0.9  # accepted nodes over the sum of their scores, before any evidence
+MIN_CLAIMED: Final = 1e-6  # sum of scores: a drafter may score all its nodes 0
 CELL_WEIGHT: Final = 5.0  # observations that the prior of a cell counts for
 TEXT_WEIGHT: Final = 4.0  # the same for what is special about one text
 CHANCES: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges of the bins of chances
 FIRST_CHANCES: Final = (0.6, 0.4, 0.25, 0.15)  # of the nodes of a draft, before any evidence
 
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
+State = list[float]  # an estimate as numbers, for a file
+MAX_OBSERVED: Final = 1 / (1 - DECAY)  # the sum of the weights of all observations, at most
 
 
 def _default_prior(rows: int, context: int) -> float:
@@ -179,8 +183,25 @@ class Acceptance:
             cells[key] = (DECAY * hits + hit, DECAY * observed + 1)
             if score is not None:
                 self._accepted = DECAY * self._accepted + hit
-                self._claimed = DECAY * self._claimed + score
+                self._claimed = max(DECAY * self._claimed + score, MIN_CLAIMED)
         return expected
+
+    def state(self) -> State:
+        """Accepted and claimed; then bin of score, bin of depth, accepted and observed of each cell."""
+        cells = [x for key, counts in self._cells.items() for x in (*key, *counts)]
+        return [self._accepted, self._claimed, *cells]
+
+    @classmethod
+    def of_state(cls, state: State) -> "Acceptance":
+        """Raises ValueError where the numbers are no state."""
+        acceptance, cells = cls(), list(zip(*[iter(state[2:])] * 4, strict=True))
+        acceptance._accepted, acceptance._claimed = state[:2]
+        _require(0 <= state[0] <= 2 * MAX_OBSERVED and 0 < state[1] <= 2 * MAX_OBSERVED)
+        for score, depth, accepted, observed in cells:
+            _require(score in range(UNSCORED + 1) and depth in DEPTHS)
+            _require(0 <= accepted <= observed <= MAX_OBSERVED + 1e-6)
+            acceptance._cells[int(score), int(depth)] = (accepted, observed)
+        return acceptance
 
 
 class TextFactor:
@@ -257,6 +278,20 @@ class Gain:
             nodes[i] += weight
             sums[i] += weight * chance
 
+    def state(self) -> State:
+        """Of a route: its drafts, their nodes by chance, and the sums of the chances."""
+        return [x / self._newest for x in (self._drafts, *self._nodes, *self._chances)]
+
+    @classmethod
+    def of_state(cls, state: State) -> "Gain":
+        """Raises ValueError where the numbers are no state."""
+        gain, bins = cls(), len(CHANCES) + 1
+        drafts, nodes, chances = state[0], state[1 : 1 + bins], state[1 + bins :]
+        _require(len(chances) == bins and 0 < drafts <= 2 * MAX_OBSERVED)
+        _require(all(0 <= c <= n * (1 + 1e-9) for n, c in zip(nodes, chances, strict=True)))
+        gain._newest, gain._drafts, gain._nodes, gain._chances = 1.0, drafts, nodes, chances
+        return gain
+
     def _scale(self, factor: float) -> None:
         self._newest *= factor
         self._drafts *= factor
@@ -287,11 +322,15 @@ class DraftTime:
         if self._weight:
             us = min(us, MAX_OUTLIER * max(self(nodes), max_us))
         self.observed += 1
-        weight = self._weight = DECAY * self._weight + 1
+        self._weight = DECAY * self._weight + 1
         self._nodes = DECAY * self._nodes + nodes
         self._us = DECAY * self._us + us
         self._squares = DECAY * self._squares + nodes * nodes
         self._products = DECAY * self._products + nodes * us
+        self._fit()
+
+    def _fit(self) -> None:
+        weight = self._weight
         mean_nodes, mean_us = self._nodes / weight, self._us / weight
         spread = self._squares / weight - mean_nodes**2
         covariance = self._products / weight - mean_nodes * mean_us
@@ -302,3 +341,50 @@ class DraftTime:
     def __call__(self, nodes: float) -> float:
         """0 before any evidence."""
         return self.draft_us + self.node_us * nodes
+
+    def state(self) -> State:
+        """Drafts observed, and the sums of the fit."""
+        return [self.observed, self._weight, self._nodes, self._us, self._squares, self._products]
+
+    @classmethod
+    def of_state(cls, state: State) -> "DraftTime":
+        """Raises ValueError where the numbers are no state."""
+        time = cls()
+        observed, time._weight, time._nodes, time._us, time._squares, time._products = state
+        _require(min(state) >= 0 and 0 < time._weight <= MAX_OBSERVED + 1e-6 and observed == int(observed))
+        time.observed = int(observed)
+        time._fit()
+        return time
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError("a number is out of its range")
+
+
+Key = tuple[str, str]  # route and drafter
+
+
+@dataclass(slots=True)
+class Estimates:
+    """All estimates about drafters that outlive a sequence."""
+
+    acceptance: dict[Key, Acceptance] = field(default_factory=dict)
+    gains: dict[Key, Gain] = field(default_factory=dict)
+    draft_us: dict[str, DraftTime] = field(default_factory=dict)  # of one ask, by drafter
+    read_us: dict[str, float] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
+    own_us: float = 0.0  # of the controller and of the list of drafters, for one ask
+    plain_us: float = 0.0  # of late: as long as plain decoding would have taken
+    real_us: float = 0.0  # and as long as it took
+
+    @property
+    def speedup(self) -> float:
+        """Of late, over plain decoding; 1 where it is less."""
+        return max(1.0, self.plain_us / self.real_us) if self.real_us else 1.0
+
+    def forget(self, drafter: str) -> None:
+        for by_route in (self.acceptance, self.gains):
+            for key in [key for key in by_route if key[1] == drafter]:
+                del by_route[key]
+        self.draft_us.pop(drafter, None)
+        self.read_us.pop(drafter, None)

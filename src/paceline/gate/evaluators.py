@@ -4,7 +4,7 @@ They tell less than a person would. Schema and tool-call scores are exact. `grou
 numbers that the context has: it sees an invented figure or name, not a wrong conclusion from the right words,
 and it favours short answers, which a comparison on the same prompt cancels only in part. `task_completion`
 knows the tests or the right answer of a suite, and nothing of an open request. A judge model can be added by
-URL (`replay.Judge`). No evaluator ever executes a tool.
+URL (`judge`). No evaluator ever executes a tool.
 """
 
 import json

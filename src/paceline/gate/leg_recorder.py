@@ -7,6 +7,7 @@ request. A malformed event never raises: it ends as the leg's error.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from paceline.gate.pair import Leg, ToolCall
@@ -14,6 +15,9 @@ from paceline.gate.pair import Leg, ToolCall
 MALFORMED: Final = "malformed"  # the code of an answer that is no JSON, or not of the expected shape
 UPSTREAM_ERROR: Final = "upstream_error"  # of an error object inside a stream
 INCOMPLETE: Final = "incomplete"  # of a stream that stopped before its end
+TOO_LARGE: Final = "answer_too_large"
+MAX_STREAM: Final = 32 * 2**20  # bytes of a stream that are read
+MAX_EVENT: Final = 2**20  # bytes that are held until their event is complete
 _CONTENT_EVENTS: Final = ("response.output_text.delta", "response.function_call_arguments.delta")
 _END_EVENTS: Final = ("response.completed", "response.incomplete", "response.failed")
 
@@ -25,10 +29,13 @@ class SseParser:
         self._rest = b""
 
     def push(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete by now."""
+        """The data of each event that is complete by now. One that grows too large is a ValueError."""
         buffer = (self._rest + data).replace(b"\r\n", b"\n")
         held = b"\r" if buffer.endswith(b"\r") else b""  # the half of a line end
         *events, rest = buffer[: len(buffer) - len(held)].split(b"\n\n")
+        if len(rest) > MAX_EVENT:
+            self._rest = b""
+            raise ValueError
         self._rest = rest + held
         for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
@@ -41,9 +48,11 @@ class LegRecorder:
 
     def __init__(self, upstream: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._start = clock, clock()
-        self._sse = SseParser()
+        self._sse, self._fed = SseParser(), 0
         self._fields: dict[str, Any] = {"upstream": upstream}
         self._chunk_s: list[float] = []
+        self._chunk_size: list[int] = []  # characters
+        self._written: list[int] = []  # tokens by the end of each chunk, where each has a usage
         self._text: list[str] = []
         self._calls: dict[int, list[str]] = {}  # name, arguments
         self._seconds: float | None = None
@@ -64,17 +73,28 @@ class LegRecorder:
         if status >= 400:
             self.fail(f"http_{status}")
 
-    def feed(self, data: bytes) -> None:
-        """Bytes of an event stream."""
+    def feed(self, data: bytes) -> bool:
+        """Bytes of an event stream. False: it is too long, and the rest is not recorded."""
+        self._fed += len(data)
+        if self._fed > MAX_STREAM:
+            self.fail(TOO_LARGE)
+            return False
         now = self._clock() - self._start
-        for event in self._sse.push(data):
-            if event == b"[DONE]":
-                self._end(now)
-                continue
-            try:
-                self._event(json.loads(event), now)
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-                self.fail(MALFORMED)
+        try:
+            for event in self._sse.push(data):
+                self._data(event, now)
+        except ValueError:
+            self.fail(MALFORMED)
+        return True
+
+    def _data(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self._end(now)
+            return
+        try:
+            self._event(json.loads(event), now)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            self.fail(MALFORMED)
 
     def body(self, body: bytes | Mapping[str, Any]) -> None:
         """A whole answer, not streamed: its TTFT is its end."""
@@ -88,9 +108,10 @@ class LegRecorder:
                 choice = answer["choices"][0]
                 self._content(choice.get("message") or {"content": choice.get("text")}, now)
                 self._fields["finish_reason"] = choice.get("finish_reason")
-            self._chunk_s = self._chunk_s or [now]
+            if not self._chunk_s:
+                self._chunk(now, 0)
             self._end(now)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             self.fail(MALFORMED)
 
     def fail(self, error: str) -> None:
@@ -112,10 +133,21 @@ class LegRecorder:
             **fields,
             seconds=self._clock() - self._start if self._seconds is None else self._seconds,
             chunk_s=tuple(self._chunk_s),
+            chunk_tokens=self._chunk_tokens(fields.get("completion_tokens")),
             text="".join(self._text),
             tool_calls=calls,
             calls=len(calls),
         )
+
+    def _chunk_tokens(self, tokens: int | None) -> tuple[int, ...]:
+        """Of each chunk: by `continuous_usage_stats`, or else all tokens divided by characters."""
+        if tokens is None or not self._chunk_s:
+            return ()
+        by_end = self._written
+        if len(by_end) != len(self._chunk_s):
+            share = tokens / max(1, sum(self._chunk_size))
+            by_end = [round(share * characters) for characters in accumulate(self._chunk_size)]
+        return tuple(after - before for before, after in pairwise([0, *by_end]))
 
     def _end(self, now: float) -> None:
         self._done, self._seconds = True, now
@@ -127,11 +159,12 @@ class LegRecorder:
         elif isinstance(kind, str):
             self._response_event(kind, event, now)
         else:
-            self._chunk(event, now)
+            self._completion_chunk(event, now)
 
-    def _chunk(self, chunk: Mapping[str, Any], now: float) -> None:
+    def _completion_chunk(self, chunk: Mapping[str, Any], now: float) -> None:
         """Of /v1/chat/completions and /v1/completions; only the first choice is recorded."""
         self._head(chunk)
+        chunks = len(self._chunk_s)
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) != 0:
                 continue
@@ -142,20 +175,28 @@ class LegRecorder:
             if choice.get("finish_reason") is not None:
                 self._fields["finish_reason"] = choice["finish_reason"]
                 self._seconds = now
+        if len(self._chunk_s) > chunks and chunk.get("usage"):
+            self._written.append(self._fields.get("completion_tokens", 0))
 
     def _content(self, delta: Mapping[str, Any], now: float) -> None:
         calls = delta.get("tool_calls") or ()
         content = delta.get("content") or ""
         thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        size = len(content) + len(thinking)
         for i, call in enumerate(calls):
             function = call.get("function") or {}
             known = self._calls.setdefault(call.get("index", i), ["", ""])
             known[0] += function.get("name") or ""
             known[1] += function.get("arguments") or ""
+            size += len(function.get("name") or "") + len(function.get("arguments") or "")
         if content:
             self._text.append(content)
         if content or calls or thinking:
-            self._chunk_s.append(now)
+            self._chunk(now, size)
+
+    def _chunk(self, now: float, size: int) -> None:
+        self._chunk_s.append(now)
+        self._chunk_size.append(size)
 
     def _head(self, answer: Mapping[str, Any]) -> None:
         for name, field in (("id", "response_id"), ("model", "model")):
@@ -171,7 +212,7 @@ class LegRecorder:
     def _response_event(self, kind: str, event: Mapping[str, Any], now: float) -> None:
         """Of /v1/responses."""
         if kind in _CONTENT_EVENTS:
-            self._chunk_s.append(now)
+            self._chunk(now, len(event.get("delta") or ""))
         elif kind in _END_EVENTS:
             response = event["response"]
             self._head(response)

@@ -37,7 +37,8 @@ class Leg:
     error: str | None = None  # a code, never a text: "timeout", "connect", "http_500", ...
     finish_reason: str | None = None
     seconds: float = 0.0  # end to end
-    chunk_s: tuple[float, ...] = ()  # arrival of each chunk with content; several tokens may share one
+    chunk_s: tuple[float, ...] = ()  # arrival of each chunk with content
+    chunk_tokens: tuple[int, ...] = ()  # of each chunk: reported, or divided by characters; (): not known
     prompt_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt
     completion_tokens: int | None = None
@@ -64,11 +65,21 @@ class Leg:
         return self.chunk_s[0] if self.chunk_s else None
 
     @property
+    def first_tokens(self) -> int:
+        """Tokens in the first chunk: speculation may bring several at once."""
+        return max(1, self.chunk_tokens[0]) if self.chunk_tokens else 1
+
+    @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first: (last - first) / (tokens - 1); None: there was no second."""
-        if len(self.chunk_s) < 2 or self.completion_tokens is None or self.completion_tokens < 2:
+        """Time per output token after the first chunk; None: all came at once.
+
+        (last - first) / (tokens - those of the first chunk), AIPerf's inter-token latency. Divided by
+        (tokens - 1), as vLLM's TPOT is, a first chunk of many tokens would pass for speed.
+        """
+        later = (self.completion_tokens or 0) - self.first_tokens
+        if len(self.chunk_s) < 2 or later < 1:
             return None
-        return (self.chunk_s[-1] - self.chunk_s[0]) / (self.completion_tokens - 1)
+        return (self.chunk_s[-1] - self.chunk_s[0]) / later
 
     @property
     def draft_passes(self) -> int:
@@ -190,7 +201,7 @@ def pair_from_dict(values: Mapping[str, Any]) -> Pair:
 def _leg(values: Mapping[str, Any]) -> Leg:
     given = dict(values)
     given["tool_calls"] = tuple(_made(ToolCall, call) for call in given.get("tool_calls", ()))
-    for name in ("chunk_s", "acceptance_histogram"):
+    for name in ("chunk_s", "chunk_tokens", "acceptance_histogram"):
         given[name] = tuple(given.get(name, ()))
     return _made(Leg, given)
 

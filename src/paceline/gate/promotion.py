@@ -73,8 +73,9 @@ def judge(store_url: str | None, experiment: str, since: float, policy: dict[str
 
 
 def verdict_on(store: GateStore, experiment: str, since: float, policy: Policy) -> Verdict:
-    """Over the pairs and the feedback of a stage."""
-    return decide(list(store.pairs(experiment, since)), policy, store.feedback(experiment, since))
+    """Over the pairs, the feedback and the upstreams' counters of a stage."""
+    pairs, feedback = list(store.pairs(experiment, since)), store.feedback(experiment, since)
+    return decide(pairs, policy, feedback, store.windows(experiment, since))
 
 
 class Promoter:

@@ -5,53 +5,37 @@ gets the warm caches or the quiet moments. Verdicts hold however often they are 
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-import httpx
+import aiohttp
 
-from paceline.errors import UsageError, one_line
+from paceline.errors import UsageError
 from paceline.gate.cases import Case
 from paceline.gate.divergence import rescoring_request, with_lead
-from paceline.gate.evaluators import Reference, evaluated
+from paceline.gate.evaluators import evaluated
+from paceline.gate.judge import Judge, judged
 from paceline.gate.pair import Leg, Order, Pair
 from paceline.gate.policy import Policy
-from paceline.gate.upstream import TIMEOUT_S, Upstream, http_client, run_leg, served_models
+from paceline.gate.upstream import (
+    TIMEOUT_S,
+    Upstream,
+    http_session,
+    post_json,
+    read_metrics,
+    run_leg,
+    served_models,
+)
+from paceline.gate.upstream_metrics import with_counters
 from paceline.gate.verdict import Verdict, decide
-
-log = logging.getLogger("paceline.gate")
 
 LOOK_EVERY: Final = 10  # pairs
 MAX_FAILURES: Final = 20  # pairs in a row that the baseline did not answer
+COUNTED_S: Final = 0.05  # until a server's counters have the last token of an answer
 PACELINE: Final = "paceline"  # `owned_by` in GET /v1/models
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """A judge model behind a URL: POST {request, answer, reference} gives {"score": 0 to 1}."""
-
-    url: str
-    timeout_s: float = 60.0
-
-    async def score(
-        self, client: httpx.AsyncClient, request: Mapping[str, Any], leg: Leg, reference: Reference | None
-    ) -> float | None:
-        """None where the judge gives none: a pair without a score is not compared."""
-        body = {
-            "request": request,
-            "answer": leg.text,
-            "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in leg.tool_calls],
-            "reference": reference.answer if reference else "",
-        }
-        try:
-            response = await client.post(self.url, json=body, timeout=self.timeout_s)
-            return min(1.0, max(0.0, float(response.raise_for_status().json()["score"])))
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            log.warning("the judge gave no score: %s", one_line(error))
-            return None
+COUNTS_CHUNKS: Final = (PACELINE, "vllm")  # they take `continuous_usage_stats`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,40 +77,49 @@ async def run_gate(
 
 
 async def run_pairs(replay: Replay, cases: Iterable[Case]) -> AsyncIterator[Pair]:
-    async with http_client() as client:
-        arms = [await _prepared(client, arm) for arm in (replay.baseline, replay.candidate)]
+    async with http_session() as session:
+        arms = [await _prepared(session, arm) for arm in (replay.baseline, replay.candidate)]
         for index, case in enumerate(cases):
-            pair = await _run_pair(client, replay, arms, case, index)
+            pair = await _run_pair(session, replay, arms, case, index)
             if index >= replay.warmup:
                 yield pair
 
 
-async def _prepared(client: httpx.AsyncClient, upstream: Upstream) -> Upstream:
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    upstream: Upstream
+    has_metrics: bool
+
+
+async def _prepared(session: aiohttp.ClientSession, upstream: Upstream) -> _Arm:
     """With the model it serves, and the report on speculation where it has one."""
-    models = await served_models(client, upstream)
+    models = await served_models(session, upstream)
     if not models:
         raise UsageError(f"the {upstream.name} at {upstream.url} serves no model")
-    extra = {"metrics": True} if models[0].get("owned_by") == PACELINE else {}
-    return replace(
+    owner = models[0].get("owned_by")
+    extra = {"metrics": True} if owner == PACELINE else {}
+    prepared = replace(
         upstream,
         model=upstream.model or str(models[0].get("id")),
         extra_body={**extra, **upstream.extra_body},
+        counts_chunks=owner in COUNTS_CHUNKS,
     )
+    return _Arm(prepared, await read_metrics(session, prepared) is not None)
 
 
 async def _run_pair(
-    client: httpx.AsyncClient, replay: Replay, arms: list[Upstream], case: Case, index: int
+    session: aiohttp.ClientSession, replay: Replay, arms: list[_Arm], case: Case, index: int
 ) -> Pair:
     candidate_first = index % 4 in (1, 2)
     order: Order = "candidate_first" if candidate_first else "baseline_first"
     legs: dict[str, Leg] = {}
     for arm in reversed(arms) if candidate_first else arms:
-        legs[arm.name] = await run_leg(client, arm, case.endpoint, case.request, timeout_s=replay.timeout_s)
+        legs[arm.upstream.name] = await _run_leg(session, arm, case, replay.timeout_s)
     pair = Pair(
         id=case.id,
         created=time.time(),
-        baseline=legs[arms[0].name],
-        candidate=legs[arms[1].name],
+        baseline=legs[arms[0].upstream.name],
+        candidate=legs[arms[1].upstream.name],
         route=case.route,
         cohort=case.cohort,
         conversation=case.conversation,
@@ -138,29 +131,32 @@ async def _run_pair(
         request=case.request,
     ).compared()
     pair = await asyncio.to_thread(evaluated, pair, case.request, case.reference)
-    if replay.judge is not None and pair.ok:
-        pair = await _judged(client, replay.judge, pair, case)
-    return await explained(client, arms[0], pair)
+    if replay.judge is not None:
+        pair = await judged(session, replay.judge, pair, case.request, case.reference)
+    return await explained(session, arms[0].upstream, pair)
 
 
-async def _judged(client: httpx.AsyncClient, judge: Judge, pair: Pair, case: Case) -> Pair:
-    """Both legs without their names, so that the judge cannot prefer one."""
-    made = [await judge.score(client, case.request, leg, case.reference) for leg in pair.legs()]
-    legs = [
-        leg if score is None else replace(leg, scores={**leg.scores, "judge": score})
-        for leg, score in zip(pair.legs(), made, strict=True)
-    ]
-    return replace(pair, baseline=legs[0], candidate=legs[1])
+async def _run_leg(session: aiohttp.ClientSession, arm: _Arm, case: Case, timeout_s: float) -> Leg:
+    """With the growth of the upstream's counters meanwhile, for figures that its response does not have."""
+    before = await read_metrics(session, arm.upstream) if arm.has_metrics else None
+    leg = await run_leg(session, arm.upstream, case.endpoint, case.request, timeout_s=timeout_s)
+    for _ in range(2):
+        after = None if before is None else await read_metrics(session, arm.upstream)
+        if before is None or after is None:
+            return leg
+        if (counted := with_counters(leg, after - before)) is not leg:
+            return counted
+        await asyncio.sleep(COUNTED_S)
+    return leg
 
 
-async def explained(client: httpx.AsyncClient, baseline: Upstream, pair: Pair) -> Pair:
+async def explained(session: aiohttp.ClientSession, baseline: Upstream, pair: Pair) -> Pair:
     """With the baseline's lead at the first divergence, where it can be had."""
     request = rescoring_request(pair, baseline.body(pair.request or {}))
     if request is None:
         return pair
     url = baseline.endpoint(pair.endpoint)
     try:
-        response = await client.post(url, json=request, headers=baseline.headers, timeout=TIMEOUT_S)
-        return with_lead(pair, response.raise_for_status().json())
-    except (httpx.HTTPError, ValueError):
+        return with_lead(pair, await post_json(session, url, request, baseline.headers, TIMEOUT_S))
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         return pair

@@ -12,9 +12,17 @@ from typing import Any, Final, Literal
 from sqlalchemy import Table, delete, func, insert, or_, select, update
 
 from paceline.gate.pair import Arm, Feedback, Pair, pair_from_dict
+from paceline.gate.upstream_metrics import UpstreamWindow
 from paceline.paths import home
 from paceline.trace.store import Store
-from paceline.trace.store.schema import FEEDBACK, PAIRS, ROLLOUT_CHANGES, ROLLOUTS, SERVED
+from paceline.trace.store.schema import (
+    FEEDBACK,
+    PAIRS,
+    ROLLOUT_CHANGES,
+    ROLLOUTS,
+    SERVED,
+    UPSTREAM_WINDOWS,
+)
 
 RolloutState = Literal["mirroring", "promoting", "promoted", "rolled_back"]
 MAX_AGE_S: Final = 30 * 86_400.0
@@ -144,6 +152,25 @@ class GateStore:
             rows = connection.execute(query.order_by(FEEDBACK.c.key)).mappings().all()
         return [Feedback(**{k: v for k, v in r.items() if k not in ("key", "experiment")}) for r in rows]
 
+    # Counters of upstreams
+
+    def save_window(self, experiment: str, window: UpstreamWindow) -> None:
+        row = {"created": window.created, "experiment": experiment, "window": window.to_dict()}
+        with self._store.transaction("upstream counters cannot be saved", writes=True) as connection:
+            connection.execute(insert(UPSTREAM_WINDOWS).values(row))
+
+    def windows(self, experiment: str, since: float = 0.0) -> list[UpstreamWindow]:
+        """In order, without overlaps: several gates may read the same upstreams."""
+        table = UPSTREAM_WINDOWS
+        query = select(table.c.window).where(table.c.experiment == experiment, table.c.created >= since)
+        with self._store.transaction("upstream counters cannot be read") as connection:
+            rows = connection.execute(query.order_by(table.c.created)).scalars().all()
+        found: list[UpstreamWindow] = []
+        for window in map(UpstreamWindow.from_dict, rows):
+            if not found or window.created - window.seconds / 2 >= found[-1].created:
+                found.append(window)
+        return found
+
     # Rollouts
 
     def rollout(self, experiment: str) -> Rollout:
@@ -210,7 +237,7 @@ class GateStore:
     def prune(self, max_age_s: float = MAX_AGE_S, max_pairs: int = MAX_PAIRS) -> int:
         """Deletes what is too old, and the oldest pairs beyond their number. Returns how many rows."""
         before = time.time() - max_age_s
-        tables: Sequence[Table] = (PAIRS, SERVED, FEEDBACK)
+        tables: Sequence[Table] = (PAIRS, SERVED, FEEDBACK, UPSTREAM_WINDOWS)
         with self._store.transaction("old pairs cannot be deleted", writes=True) as connection:
             gone = sum(connection.execute(delete(t).where(t.c.created < before)).rowcount for t in tables)
             newest = select(PAIRS.c.key).order_by(PAIRS.c.key.desc()).offset(max_pairs).limit(1)

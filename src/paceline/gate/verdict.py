@@ -19,6 +19,7 @@ from paceline.gate.checks import agreement, cost, latency, operations, quality
 from paceline.gate.checks.finding import Alpha, Finding, in_segment
 from paceline.gate.pair import Feedback, Pair
 from paceline.gate.policy import DISTRIBUTION_SHARE, HARM_SHARE, LATENCY_WEIGHTS, Policy
+from paceline.gate.upstream_metrics import UpstreamWindow
 
 Decision = Literal["promote", "hold", "roll back"]
 Check = Callable[[Sequence[Pair], Policy, Alpha], Finding]
@@ -94,8 +95,14 @@ class Verdict:
         }
 
 
-def decide(pairs: Sequence[Pair], policy: Policy, feedback: Sequence[Feedback] = ()) -> Verdict:
-    findings = all_findings(pairs, policy, feedback)
+def decide(
+    pairs: Sequence[Pair],
+    policy: Policy,
+    feedback: Sequence[Feedback] = (),
+    windows: Sequence[UpstreamWindow] = (),
+) -> Verdict:
+    """windows: of the upstreams' counters, for costs that the pairs do not have."""
+    findings = all_findings(pairs, policy, feedback, windows)
     if failed := [finding for finding in findings if finding.status == "fail"]:
         harm = tuple(_describe(finding) for finding in failed)
         return Verdict("roll back", harm, len(pairs), findings, None, policy)
@@ -117,7 +124,10 @@ def decide(pairs: Sequence[Pair], policy: Policy, feedback: Sequence[Feedback] =
 
 
 def all_findings(
-    pairs: Sequence[Pair], policy: Policy, feedback: Sequence[Feedback] = ()
+    pairs: Sequence[Pair],
+    policy: Policy,
+    feedback: Sequence[Feedback] = (),
+    windows: Sequence[UpstreamWindow] = (),
 ) -> tuple[Finding, ...]:
     """Of all pairs together, then of each segment where there are several."""
     segments: dict[tuple[str, str], list[Pair]] = defaultdict(list)
@@ -125,6 +135,9 @@ def all_findings(
         segments[pair.segment].append(pair)
     several = len(segments) > 1
     findings = findings_of(pairs, policy, 0.5 if several else 1.0)
+    if windows:
+        alpha = Alpha(policy.alpha, _others_harm(policy, 0.5 if several else 1.0))
+        findings = [_by_windows(finding, windows, policy, alpha) for finding in findings]
     findings += [_gain(check, pairs, policy) for check in GAINS]
     findings.append(operations.feedback(feedback, policy, Alpha(policy.alpha, _others_harm(policy, 1.0))))
     if several:
@@ -149,6 +162,11 @@ def findings_of(pairs: Sequence[Pair], policy: Policy, harm_share: float) -> lis
     findings += [check(pairs, policy, others) for check in (*TAILS, *CONTENT, *OTHERS)]
     sampled = Alpha(proof, policy.alpha * DISTRIBUTION_SHARE * harm_share)
     return [*findings, agreement.distribution(pairs, policy, sampled)]
+
+
+def _by_windows(finding: Finding, windows: Sequence[UpstreamWindow], policy: Policy, alpha: Alpha) -> Finding:
+    check = cost.IN_WINDOWS.get(finding.check)
+    return finding if finding.status != "skipped" or check is None else check(windows, policy, alpha)
 
 
 def _others_harm(policy: Policy, share: float) -> float:

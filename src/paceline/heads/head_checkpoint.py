@@ -1,5 +1,6 @@
 """Checkpoints of draft heads: drafter.json, the card, and drafter.safetensors in int8 or float32."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -96,6 +97,12 @@ class StoredHead:
     card: Card
     draft_ids: Tensor  # [draft_vocab]: see DraftHead
     weights: Int8Weights  # of the whole network
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its card, which every training writes anew with what it measured."""
+        card = json.dumps(asdict(self.card), sort_keys=True, default=str)
+        return hashlib.sha256(card.encode()).hexdigest()[:32]
 
     def net(self, embeddings: TargetEmbeddings) -> DraftHead:
         net = HEAD_TYPES[self.card.kind].net(self.card.shape, embeddings, self.draft_ids)

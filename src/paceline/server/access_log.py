@@ -14,6 +14,8 @@ def figures(context: RequestContext) -> Iterator[str]:
     yield f"route={context.route.name}"
     yield f"prompt={sum(seq.prompt_len for seq in prompts)}"
     yield f"cached={sum(seq.cached for seq in prompts)}"
+    if disk := sum(seq.cached_on_disk for seq in prompts):
+        yield f"disk={disk}"
     yield f"output={sum(s.output_tokens for s in stats)}"
     yield f"passes={sum(s.passes for s in stats)}"
     if stats:

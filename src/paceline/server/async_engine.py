@@ -22,6 +22,7 @@ from paceline.llm import LLM, EncodedPrompt, Prompt
 from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
+from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round, Seq
 
@@ -50,6 +51,7 @@ class GenerateParams:
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    prefill: bool = False  # the prompt is read into the cache, and nothing is generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,26 @@ class PreparedPrompt:
 class AsyncEngine:
     """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
-    def __init__(self, llm: LLM, thread: "EngineThread", metrics: Metrics) -> None:
+    def __init__(
+        self, llm: LLM, thread: "EngineThread", metrics: Metrics, saver: EstimatesSaver | None = None
+    ) -> None:
         self.llm = llm
         self.thread = thread
         self.metrics = metrics
+        self._saver = saver
         self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
         self._large = ThreadPoolExecutor(1, "paceline-large")
+
+    def start(self) -> None:
+        self.thread.start()
+        if self._saver is not None:
+            self._saver.start()
+
+    def stop(self, timeout: float) -> None:
+        """Requests that still run end with an error."""
+        self.thread.stop(timeout)
+        if self._saver is not None:
+            self._saver.close(timeout)
 
     async def in_thread(self, call: Callable[[], T], large: bool = False) -> T:
         """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on.
@@ -96,7 +112,7 @@ class AsyncEngine:
         """The tokens that a prompt and all its choices may use."""
         seq = prepared.first.seq
         room = max(0, self.llm.target.max_context - seq.prompt_len)
-        return seq.prompt_len + prepared.n * min(seq.params.max_tokens, room)
+        return seq.prompt_len + (0 if seq.prefill else prepared.n * min(seq.params.max_tokens, room))
 
     async def generate(
         self, context: RequestContext, prepared: PreparedPrompt
@@ -147,20 +163,24 @@ class AsyncEngine:
             template=params.template,
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
+            prefix=params.prefill,
         )
 
     def _prepare(
         self, context: RequestContext, prompt: EncodedPrompt, params: GenerateParams, first_index: int
     ) -> PreparedPrompt:
-        first = self.llm.prepare(
-            prompt,
-            params.params,
-            params.output,
-            spec=params.spec,
-            prediction=params.prediction,
-            tenant=context.tenant,
-            remember=context.remember,
-        )
+        whose: Any = {"tenant": context.tenant, "remember": context.remember}
+        if params.prefill:
+            first = self.llm.prepare_prefill(prompt, params.params, **whose)
+        else:
+            first = self.llm.prepare(
+                prompt,
+                params.params,
+                params.output,
+                spec=params.spec,
+                prediction=params.prediction,
+                **whose,
+            )
         first.seq.route = context.route.name
         first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline

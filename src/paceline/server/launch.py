@@ -20,6 +20,7 @@ from paceline.loading import copy_to_store
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread
+from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
@@ -29,6 +30,7 @@ from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.server.telemetry.route_accounting import RouteAccounting
+from paceline.server.warm import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
@@ -67,6 +69,7 @@ class ServerSettings:
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    save_estimates: bool = True  # what the controller learned about drafters outlives the server
     single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
@@ -131,6 +134,7 @@ def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
     if settings.routes:
         _check_routes(settings.routes)
+    warm_prompts = _warm_prompts(settings.routes) if settings.routes else []
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
     store = _store(settings)
     recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
@@ -149,6 +153,10 @@ def build(settings: ServerSettings) -> App:
     routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
     llm.constraints.load()
     thread = EngineThread(llm.engine)
+    saver = None
+    if settings.save_estimates:
+        llm.saved_estimates.load()
+        saver = EstimatesSaver(llm.saved_estimates, thread)
     metrics = Metrics(
         llm.name,
         tuple(llm.drafters),
@@ -157,18 +165,21 @@ def build(settings: ServerSettings) -> App:
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
         lost=None if recorder is None else recorder.lost,
         accounting=RouteAccounting(llm.cost or None),
+        disk=lambda: llm.target.cache_stats.disk,
     )
     for sink in (metrics, recorder):
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
+    if warm_prompts:
+        warm(llm, thread, warm_prompts, keys.current().keys if keys else (), settings.single_user)
     terms = (settings.remember, trainer, aliases, settings.single_user)
     admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
     return App(
-        AsyncEngine(llm, thread, metrics),
+        AsyncEngine(llm, thread, metrics, saver),
         admission,
         request_log,
         settings.max_body,
@@ -176,6 +187,10 @@ def build(settings: ServerSettings) -> App:
         settings.keep_alive_s,
         settings.connections.body_timeout_s,
     )
+
+
+def _warm_prompts(file: str) -> list[WarmPrompt]:
+    return route_prompts(load_routes(file).routes, Path(file).parent)
 
 
 def _check_routes(file: str) -> None:

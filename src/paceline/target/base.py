@@ -21,6 +21,9 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes by use."""
 
+    def flush(self, seconds: float) -> bool:
+        """Waits until what the cache keeps on the disk is written; False: not in time."""
+
     def noise(self, seq: Seq) -> AbstractContextManager[None]:
         """Inside, a sequence is open as if all but its last token were computed; its rows hold noise."""
 
@@ -62,7 +65,15 @@ class PagedTarget(ABC, Generic[F]):
                 f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
                 "shorten it or raise cache_mb"
             )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous)
+        return self._cache.open(
+            seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous, writes=seq.remember
+        )
+
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        return self._cache.restore(seq_id, seconds)
+
+    def flush(self, seconds: float) -> bool:
+        return self._cache.disk is None or self._cache.disk.flush(seconds)
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None

@@ -27,6 +27,7 @@ ROWS: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3  # passes; the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
 MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
+MAX_DIFFERENCE: Final = 1.15  # of two tables that agree: median over their cells
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
 DRIFT_PASSES: Final = 512
 MAX_EXTRAPOLATION: Final = 2  # times the largest measured context: beyond it the table says nothing certain
@@ -79,14 +80,40 @@ def cost_table(target: ModelTarget) -> CostTable:
             if all(table.ms.values()):
                 return table
     table = measure(target)
-    if list(table.ms) == list(target.timed_contexts):
-        entry: dict[str, Any] = {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()}
-        if table.spread > MAX_SPREAD:
-            entry[_PROVISIONAL] = True
-            log.info("passes of %.1f times one another: their cost is measured again next time", table.spread)
-        with suppress(OSError), _updating() as tables:  # else it is measured again next time
-            tables[_key(target)] = entry
+    if table.spread > MAX_SPREAD:
+        log.info("passes of %.1f times one another: their cost is measured again next time", table.spread)
+    _store(target, table, provisional=table.spread > MAX_SPREAD)
     return table
+
+
+def confirmed_cost_table(target: ModelTarget, table: CostTable, tries: int = 3) -> tuple[CostTable, bool]:
+    """Measures until two tables in a row agree; the second is stored. False: no two did, the machine is busy.
+
+    For figures that are given to people: a table may be old, and a load that lasts shows in no spread.
+    """
+    for _ in range(tries):
+        again = measure(target)
+        if _agree(table, again):
+            _store(target, again)
+            return again, True
+        table = again
+    return table, False
+
+
+def _agree(table: CostTable, other: CostTable) -> bool:
+    pairs = [(ms, other.ms.get(c, {}).get(n, 0.0)) for c, row in table.ms.items() for n, ms in row.items()]
+    known = [max(a / b, b / a) for a, b in pairs if a and b]
+    return bool(known) and median(known) <= MAX_DIFFERENCE and other.spread <= MAX_SPREAD
+
+
+def _store(target: ModelTarget, table: CostTable, provisional: bool = False) -> None:
+    if list(table.ms) != list(target.timed_contexts):
+        return
+    entry: dict[str, Any] = {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()}
+    if provisional:
+        entry[_PROVISIONAL] = True
+    with suppress(OSError), _updating() as tables:  # else it is measured again next time
+        tables[_key(target)] = entry
 
 
 def _path() -> Path:
@@ -102,8 +129,13 @@ def _updating() -> Iterator[dict[str, Any]]:
         write_json(_path(), tables)
 
 
+def machine_key(target: ModelTarget) -> str:
+    """Its weights, how it computes, and the machine: what the time of a pass depends on."""
+    return f"{target.fingerprint[:32]}, {target.describe()}, {hardware.name()}"
+
+
 def _key(target: ModelTarget) -> str:
-    return f"{target.fingerprint[:32]}, {target.describe()}, {hardware.name()}, cost version {_VERSION}"
+    return f"{machine_key(target)}, cost version {_VERSION}"
 
 
 class CostMonitor:

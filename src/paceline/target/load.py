@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,27 +10,33 @@ from typing import Final
 
 import torch
 
-from paceline.config import EngineConfig
+from paceline.config import DTYPES, FLOAT_DTYPES, EngineConfig
 from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.cuda.driver import unusable
-from paceline.target.cuda.memory import MemoryPlan
+from paceline.target.cuda.memory import MemoryPlan, planned_weights
 from paceline.target.cuda.memory import plan as plan_memory
+from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget, make_launcher
-from paceline.target.cuda.weights import WeightType
+from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.disk_cache import default_folder
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
 from paceline.target.native.packing import plan, unsupported_reason
 from paceline.target.native.target import NativeTarget
-from paceline.target.weights.reader import canonical_tensors, load, open_checkpoint
+from paceline.target.weights.checkpoint import Checkpoint
+from paceline.target.weights.reader import canonical_tensors, kept_matrices, load, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 
 MAX_COPY_SHARE: Final = 0.75  # a copy that reads more bytes in a pass saves too little
 MIN_CACHE_MB: Final = 64  # of a copy
 GPU_SETTING: Final = "PACELINE_GPU"
 GPU_CHOICES: Final = ("auto", "cuda", "torch")
+GPU_WEIGHTS: Final[Mapping[str, WeightType]] = {  # by dtype, of the CUDA kernels
+    "auto": "bf16", "bfloat16": "bf16", "int8": "int8", "fp8": "fp8", "gguf": "gguf"
+}  # fmt: skip
 
 log = logging.getLogger("paceline")
 
@@ -41,16 +48,19 @@ class _Unsupported(Exception):
 def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     """From a GGUF file or a folder: the native engine where it can, torch where it cannot."""
     device, _ = placement(config)
-    if device.type == "cuda" and config.dtype in ("auto", "bfloat16", "int8"):
-        return _on_gpu(path, config, device, "int8" if config.dtype == "int8" else "bf16")
-    if device.type != "cpu" or config.dtype not in ("auto", "int8"):
+    if device.type == "cuda" and config.dtype in GPU_WEIGHTS:
+        return _on_gpu(path, config, device, GPU_WEIGHTS[config.dtype])
+    if config.dtype == "fp8":
+        expected = ", ".join(name for name in DTYPES if name != "fp8")
+        raise SettingError("dtype", "fp8", f"one of {expected}", "fp8 runs on an NVIDIA GPU only")
+    if device.type != "cpu" or config.dtype in FLOAT_DTYPES:
         return TorchTarget.load(path, config)
     try:
         return _native(path, config)
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
     except _Unsupported as reason:
-        if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
+        if config.dtype in ("int8", "gguf") or library.chosen() not in ("auto", "torch"):
             raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
         if library.chosen() == "auto":
             log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
@@ -69,9 +79,9 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: Weight
         against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors, kind)
         if against:
             raise NotCompiled(against)
-        sizes = {name: entry.shape for name, entry in canonical_tensors(checkpoint)}
-        _require_room(path, plan_memory(checkpoint.shape, sizes, config, kind), device)
-        launcher = make_launcher(checkpoint.shape, config, kind)
+        weights = _planned(path, checkpoint, kind)
+        _require_room(path, plan_memory(weights, config), device)
+        launcher = make_launcher(checkpoint.shape, config, weights.kernels)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     except NotCompiled as reason:
@@ -80,7 +90,8 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: Weight
         log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
         return _torch_on_gpu(path, config, str(reason))
     try:
-        return CudaTarget(load(path, torch.bfloat16), config, launcher, kind)
+        kept = GGUF if kind == "gguf" else ()
+        return CudaTarget(load(path, torch.bfloat16, keep=kept), config, launcher, kind)
     except torch.OutOfMemoryError:  # somebody else took it meanwhile
         raise UsageError(
             f"{path.name} and a cache of {config.cache_mb} MB do not fit into the GPU's memory: "
@@ -88,10 +99,22 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: Weight
         ) from None
 
 
+def _planned(path: Path, checkpoint: Checkpoint, kind: WeightType) -> CudaWeights:
+    entries = dict(canonical_tensors(checkpoint))
+    kept = kept_matrices(checkpoint, entries, GGUF) if kind == "gguf" else {}
+    if kind == "gguf" and not kept:
+        expected = f"another, or a GGUF file with weights in {', '.join(GGUF)}"
+        raise SettingError("dtype", "gguf", expected, f"{path.name} has none")
+    sizes = {name: entry.shape for name, entry in entries.items()}
+    return planned_weights(checkpoint.shape, sizes, kind, kept)
+
+
 def _torch_on_gpu(path: Path, config: EngineConfig, reason: str) -> ModelTarget:
-    if config.dtype == "int8":
-        expected = "auto, float32, bfloat16 or float16"
-        raise SettingError("dtype", "int8", expected, f"only the CUDA kernels run it on a GPU: {reason}")
+    if config.dtype in ("int8", "fp8", "gguf"):
+        expected = f"auto, {', '.join(FLOAT_DTYPES)}"
+        raise SettingError(
+            "dtype", config.dtype, expected, f"only the CUDA kernels run it on a GPU: {reason}"
+        )
     return TorchTarget.load(path, config)
 
 
@@ -99,7 +122,7 @@ def _require_room(path: Path, memory: MemoryPlan, device: torch.device) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if memory.total <= free:
         return
-    cache_mb, smaller = memory.cache_mb_in(free), "dtype int8, another device or a smaller model"
+    cache_mb, smaller = memory.cache_mb_in(free), "dtype gguf, fp8 or int8, another device or a smaller model"
     hint = f"cache_mb of at most {cache_mb}" if cache_mb else smaller
     raise UsageError(
         f"{path.name} does not fit into the GPU's memory ({memory}; {free / 2**20:,.0f} of "
@@ -109,6 +132,7 @@ def _require_room(path: Path, memory: MemoryPlan, device: torch.device) -> None:
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
     """A draft model: float weights too are rounded to 8 bits, where the native engine can run them."""
+    config = replace(config, cache_disk_mb=0)
     if config.dtype == "auto" and placement(config)[0].type == "cpu":
         with suppress(_Unsupported):
             return _native(path, replace(config, dtype="int8"))
@@ -119,7 +143,8 @@ def load_quantized_copy(path: Path, config: EngineConfig, target: ModelTarget) -
     """The same model in 4 bits a weight, with a smaller cache of its own: a draft model."""
     if reason := unsupported_copy_reason(path, config, target.bytes_held):
         raise _no_copy(path, reason)
-    smaller = replace(config, cache_mb=min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4)))
+    cache_mb = min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4))
+    smaller = replace(config, cache_mb=cache_mb, cache_disk_mb=0)
     try:
         return _native(path, smaller, four_bits=True)
     except OSError as error:
@@ -147,7 +172,7 @@ def unsupported_copy_reason(path: Path, config: EngineConfig, target_bytes: int 
     if against := unsupported_reason(checkpoint.shape, tensors, quantise=True):
         return against
     if target_bytes is None:
-        native = config.dtype in ("auto", "int8") and not unsupported_reason(
+        native = config.dtype not in FLOAT_DTYPES and not unsupported_reason(
             checkpoint.shape, tensors, quantise=config.dtype == "int8"
         )
         dense = sum(entry.elements for entry in tensors.values()) * dtype.itemsize
@@ -179,7 +204,14 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
         weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=four_bits)
     except NotCompiled as error:
         raise _Unsupported(str(error)) from error
-    return NativeTarget(checkpoint.shape, weights, weights_id, where, config)
+    target = NativeTarget(checkpoint.shape, weights, weights_id, where, config)
+    if config.cache_disk_mb:
+        folder = Path(config.cache_dir).expanduser() if config.cache_dir else default_folder()
+        try:
+            target.add_disk_cache(folder, config.cache_disk_mb << 20, path.stem)
+        except OSError as error:
+            log.warning("the KV cache is not kept on the disk: %s: %s", folder, error.strerror or error)
+    return target
 
 
 def native_path() -> tuple[str | None, str]:

@@ -24,6 +24,7 @@ class RequestStats:
     endpoint: str = ""  # "/v1/chat/completions"
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    disk_tokens: int = 0  # of these, read from the disk
     output_tokens: int = 0
     passes: int = 0  # of the target; 0: it ended before its first
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)  # tokens by drafter

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,19 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.engine.verify import sampler_of
 from paceline.sampling import CHOICE, History, chooser, noise_key
+from paceline.target.cuda.arguments import THREADS, Linear
 from paceline.target.cuda.driver import GpuLauncher
-from paceline.target.cuda.graphs import defines
+from paceline.target.cuda.graphs import defines, packed_shared_bytes, packed_tiling
+from paceline.target.cuda.packing import FORMATS, pack_fp8, pack_gguf, quantise_fp8
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.load import load_target
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
+from paceline.target.weights.tensors import EncodedMatrix
 from paceline.text import Tokenizer
 from paceline.types import Draft, Feed, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
+from support.native_targets import decoded, random_blocks, small_blocks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -190,6 +195,93 @@ def test_row_bits_of_a_real_model(smollm2: CudaTarget, context: int) -> None:
 def test_row_bits_of_int8_weights() -> None:
     weights = random_model(4, 2048, 16, 4, 128, 8192, 32000)
     check_rows(CudaTarget(weights, CONFIG, kind="int8"), 300)
+
+
+@pytest.fixture(scope="module")
+def smollm2_gguf() -> CudaTarget:
+    """Q4_1, with a head of Q8_0."""
+    target = load_target(smollm2_path(), replace(CONFIG, dtype="gguf"))
+    assert isinstance(target, CudaTarget)
+    return target
+
+
+@pytest.mark.parametrize("context", [300, 1000])
+def test_row_bits_of_a_real_file_as_it_is(smollm2_gguf: CudaTarget, context: int) -> None:
+    check_rows(smollm2_gguf, context)
+
+
+def test_row_bits_of_fp8_weights() -> None:
+    weights = random_model(4, 2048, 16, 4, 128, 8192, 32000)
+    check_rows(CudaTarget(weights, CONFIG, kind="fp8"), 300)
+
+
+def encoded_model(encoding: str, head: str) -> Weights:
+    """Random blocks: every matrix in one encoding but for v and the head."""
+    weights, random = random_model(2, 2048, 16, 4, 128, 4096, 8192), np.random.default_rng(1)
+    tensors = dict(weights.tensors)
+    encoded = {}
+    for name in [n for n, t in tensors.items() if t.dim() == 2]:
+        kind = head if name == "embed" or name.endswith(".v") else encoding
+        outputs, inputs = tensors[name].shape
+        encoded[name] = EncodedMatrix(kind, torch.from_numpy(small_blocks(kind, outputs, inputs, random)))
+        if name != "embed":
+            del tensors[name]
+    return Weights(weights.shape, tensors, f"random {encoding}", encoded)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "head"),
+    [
+        ("Q4_K", "Q6_K"),
+        ("Q5_K", "Q6_K"),
+        ("Q4_0", "Q8_0"),
+        ("Q4_1", "Q8_0"),
+        ("Q5_0", "Q5_1"),
+        ("Q5_1", "Q8_0"),
+    ],
+)
+def test_row_bits_of_encoded_weights(encoding: str, head: str) -> None:
+    weights = encoded_model(encoding, head)
+    check_rows(CudaTarget(weights, CONFIG, kind="gguf"), 300)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_products_are_those_of_float64(name: str) -> None:
+    """Weights are not rounded: in bfloat16 they would be off by a thousandth."""
+    shape, device, random = (
+        random_model(1, 256, 4, 2, 64, 512, 1024).shape,
+        torch.device("cuda"),
+        np.random.default_rng(2),
+    )
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    launcher = GpuLauncher(device, defines(shape, processors, {("store", name)}))
+    if name == "FP8":
+        codes, scale = quantise_fp8(torch.from_numpy(random.standard_normal((1024, 4096))).cuda())
+        weight, values = pack_fp8(codes), codes.view(torch.float8_e4m3fn).double() * scale.double()[:, None]
+    else:
+        blocks = random_blocks(name, 1024, 4096, random, tame=True)
+        weight, scale = pack_gguf(name, torch.from_numpy(blocks).cuda()), None
+        values = torch.from_numpy(decoded(name, blocks)).double().cuda()
+    x = torch.randn(64, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).bfloat16()
+    results = []
+    for row_tiles in (1, 2, 4, 8):
+        out = torch.zeros(8 * row_tiles, 1024, device="cuda")
+        argument = Linear(
+            weight=weight.data_ptr(),
+            scale=None if scale is None else scale.data_ptr(),
+            x=x.data_ptr(),
+            inputs=4096,
+            out_f32=out.data_ptr(),
+            columns=1024,
+        )
+        tiles, kb = packed_tiling("store", 8 * row_tiles, shape, processors)
+        shared = packed_shared_bytes(8 * row_tiles, tiles, kb, FORMATS[name])
+        launcher.launch(f"store_{row_tiles}_{name}", 1024 // 16 // tiles, THREADS, shared, argument)
+        torch.cuda.synchronize()
+        results.append(out)
+    assert gap(results[-1].cpu(), (x.double() @ values.T).cpu()) < 3e-5
+    for out in results:
+        assert torch.equal(out, results[-1][: len(out)])
 
 
 def test_bits_do_not_depend_on_dependent_launch(wide: CudaTarget) -> None:
@@ -375,7 +467,11 @@ def texts(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("width", [1, 3])
-def test_speculative_text_is_plain_text(smollm2: CudaTarget, temperature: float, width: int) -> None:
+@pytest.mark.parametrize("name", ["smollm2", "smollm2_gguf"])
+def test_speculative_text_is_plain_text(
+    request: pytest.FixtureRequest, name: str, temperature: float, width: int
+) -> None:
+    smollm2: CudaTarget = request.getfixturevalue(name)
     encode = Tokenizer.load(smollm2_path()).encode
     story = "The cat sat on the mat. The dog sat on the log. The cat sat on the mat again, and the dog"
     prompts = {i: encode(f"{i}. {story} " * (1 + i)) for i in range(8)}

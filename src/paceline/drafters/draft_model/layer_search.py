@@ -107,7 +107,8 @@ class _Positions:
         self._expected = logits.argmax(1)
 
     def _open(self, text: Sequence[int]) -> None:
-        seq, start = Seq(f"{TENANT} {len(self._feeds)}", list(text), len(text), tenant=TENANT), len(text) - 1
+        name, start = f"{TENANT} {len(self._feeds)}", len(text) - 1
+        seq = Seq(name, list(text), len(text), tenant=TENANT, remember=False)
         computed = self._target.open(seq)
         self._feeds.append(Feed(seq.id, text[start:]))
         self._starts.append(start)

@@ -38,6 +38,7 @@ class RecycleSettings:
 
 class Recycle(Drafter):
     name = "recycle"
+    fingerprint = "1"  # raised where its scores change their meaning
 
     def __init__(self, settings: RecycleSettings | None = None) -> None:
         self.settings = settings or RecycleSettings()

@@ -40,6 +40,7 @@ class _Own:
 
 class Suffix(Drafter):
     name = "suffix"
+    fingerprint = "1"  # raised where its scores change their meaning
 
     def __init__(self, settings: SuffixSettings | None = None) -> None:
         self.settings = settings or SuffixSettings()

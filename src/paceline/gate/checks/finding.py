@@ -135,8 +135,24 @@ def log_ratio_finding(
     used = [(value, pair) for pair in pairs if (value := ratio(pair)) is not None and value > 0]
     if not used:
         return skipped(check, family, "ratio", absent, required=required)
-    logs = np.log(np.array([value for value, _ in used]))
-    deviation = spread(logs, conversations([pair for _, pair in used]))
+    groups = conversations([pair for _, pair in used])
+    finding = mean_ratio_finding(check, family, [value for value, _ in used], groups, max_ratio, alpha)
+    times = finding.estimate or 0.0
+    message = f"candidate takes {times:.3f} x the baseline (geometric mean of {len(used)} pairs)"
+    return replace(finding, required=required, message=message)
+
+
+def mean_ratio_finding(
+    check: str,
+    family: Family,
+    ratios: Sequence[float],
+    groups: "np.typing.NDArray[np.int64]",
+    max_ratio: float,
+    alpha: Alpha,
+) -> Finding:
+    """Of the geometric mean. groups: equal for ratios that depend on one another."""
+    logs = np.log(np.array(ratios))
+    deviation = spread(logs, groups)
     mean, n = float(logs.mean()), len(logs)
     bounds = UNBOUNDED
     if n >= MIN_SAMPLES:
@@ -157,8 +173,6 @@ def log_ratio_finding(
         margin=max_ratio,
         pairs=n,
         missing_pairs=_missing(needed, n),
-        required=required,
-        message=f"candidate takes {exp(mean):.3f} x the baseline (geometric mean of {n} pairs)",
         details={"log_spread": deviation if isfinite(deviation) else None},
     )
 

@@ -1,7 +1,7 @@
 """Latency: paired, so that what both legs share (prompt, length, load) cancels out.
 
-TPOT is (last chunk - first chunk) / (tokens - 1). Gaps between chunks are never compared: speculation puts
-several tokens into one chunk.
+TPOT is (last chunk - first chunk) / (tokens after the first chunk). Gaps between chunks are never compared:
+speculation puts several tokens into one chunk.
 """
 
 from collections.abc import Callable, Sequence
@@ -170,7 +170,8 @@ def end_to_end_ratio(pair: Pair) -> float | None:
 def comparable_seconds(pair: Pair) -> tuple[float | None, float | None]:
     """End-to-end times for answers of the baseline's length, which sampling may change.
 
-    A candidate's answer of another length counts as TTFT + TPOT (n - 1), with the baseline's n.
+    A candidate's answer of another length counts as TTFT + TPOT (n - tokens of its first chunk), with the
+    baseline's n.
     """
     baseline, candidate = pair.legs()
     tokens = baseline.completion_tokens
@@ -178,7 +179,7 @@ def comparable_seconds(pair: Pair) -> tuple[float | None, float | None]:
         return baseline.seconds, candidate.seconds
     if tokens is None or candidate.ttft_s is None or candidate.tpot_s is None:
         return baseline.seconds, None
-    return baseline.seconds, candidate.ttft_s + candidate.tpot_s * max(0, tokens - 1)
+    return baseline.seconds, candidate.ttft_s + candidate.tpot_s * max(0, tokens - candidate.first_tokens)
 
 
 def same_cache(pair: Pair) -> bool:

@@ -18,17 +18,19 @@ from starlette.routing import Route as Path
 
 from paceline import __version__
 from paceline.errors import ShuttingDown, short
-from paceline.gate.gateway.background import BackgroundWriter
 from paceline.gate.gateway.config import GateConfig, GateFile, Route
-from paceline.gate.gateway.exchange import PATHS, Exchange, conversation_of, request_usage
 from paceline.gate.gateway.metrics import GateMetrics
 from paceline.gate.gateway.mirror import Mirror
 from paceline.gate.gateway.proxy import Proxy
+from paceline.gate.gateway.request_context import PATHS, RequestContext, conversation_of, request_usage
 from paceline.gate.gateway.spans import GateSpans
+from paceline.gate.gateway.store_writer import StoreWriter
 from paceline.gate.gateway.upstream_client import UpstreamClient, listed_models, request_headers
+from paceline.gate.gateway.upstream_reader import UpstreamReader
 from paceline.gate.pair import Feedback, Pair
 from paceline.gate.promotion import Plan, Promoter
 from paceline.gate.store import GateStore, Rollout, Served
+from paceline.gate.upstream_metrics import UpstreamWindow
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import (
     FORBIDDEN,
@@ -92,12 +94,13 @@ class GateApp:
         self.client = UpstreamClient(time.monotonic)
         self.metrics = GateMetrics(lambda: self.client.states)
         self.spans = GateSpans(exporter or Exporter(None))
-        self._store, self.writer = store, BackgroundWriter()
+        self._store, self.writer = store, StoreWriter()
         self.promoter = None
         if store is not None and promoter is not None:
             self.promoter = promoter(store, lambda: self.config().plans, self._rollout_changed)
         self.proxy = Proxy(self.client, self.metrics, self.spans, self._candidate_share, self._rng)
         self.mirror = Mirror(self.client, self.metrics, self.spans, self._save_pair, self._rng)
+        self.reader = UpstreamReader(self.client, self.config, self.metrics, self._save_window)
         self._in_flight: Counter[str] = Counter()  # user requests by route
         self._config: GateConfig | None = None
         self._models: tuple[float, list[Any]] = (float("-inf"), [])
@@ -143,7 +146,7 @@ class GateApp:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.client.start()
-        background = [asyncio.ensure_future(self._prune())]
+        background = [asyncio.ensure_future(self._prune()), asyncio.ensure_future(self.reader.run())]
         if self.promoter is not None:
             # Before the first request: the rollout may be in any stage.
             await asyncio.to_thread(self.promoter.refresh, self.config().plans)
@@ -214,7 +217,7 @@ class GateApp:
         http.state.tickets.append(self._limiter.admit(account, time.monotonic()))
 
     def _refuse(self, http: Request, error: Exception) -> None:
-        """A request that ended before it had an exchange."""
+        """A request that ended before it had a context."""
         self.refused(error)
         _leave(http.state.tickets, 0, api_error(error).retryable)
 
@@ -224,21 +227,21 @@ class GateApp:
 
     async def forward(self, http: Request) -> Response:
         raw, body = await read_object(http, self._max_body)
-        exchange = self._admit(http, raw, body)
-        self.spans.start(exchange, http.headers)
-        self._in_flight[exchange.route.name] += 1
-        if self._mirrors(exchange.route):
-            self.mirror.admit(exchange, self._in_flight[exchange.route.name])
-            self.mirror.begun(exchange, self.proxy.serves_candidate(exchange))
-        return await self.proxy.respond(http, exchange, self._finished)
+        context = self._admit(http, raw, body)
+        self.spans.start(context, http.headers)
+        self._in_flight[context.route.name] += 1
+        if self._mirrors(context.route):
+            self.mirror.admit(context, self._in_flight[context.route.name])
+            self.mirror.begun(context, self.proxy.serves_candidate(context))
+        return await self.proxy.respond(http, context, self._finished)
 
-    def _admit(self, http: Request, raw: bytes, body: dict[str, Any]) -> Exchange:
+    def _admit(self, http: Request, raw: bytes, body: dict[str, Any]) -> RequestContext:
         path, key = http.url.path, http.state.key
         route = self._route(http, path, body, key)
         if route.limits.model_fields_set:
             self._enter(http, route.account)
         timeout = route.timeout_s
-        exchange = http.state.context = Exchange(
+        context = http.state.context = RequestContext(
             id=request_id(http.scope),
             path=path,
             route=route,
@@ -253,9 +256,9 @@ class GateApp:
         )
         accounts = [one.limits.tokens_per_minute for one in (key, route.account) if one is not None]
         if any(limit is not None for limit in accounts):
-            exchange.counts_tokens = True
-            request_usage(exchange)
-        return exchange
+            context.counts_tokens = True
+            request_usage(context)
+        return context
 
     def _route(self, http: Request, path: str, body: dict[str, Any], key: Key | None) -> Route:
         given = body.get("model")
@@ -284,44 +287,48 @@ class GateApp:
         passed = [(name, value) for name, value in request_headers(http.headers) if name not in own]
         return [*passed, (REQUEST_ID, request_id(http.scope))]
 
-    def _finished(self, exchange: Exchange, error: BaseException | None) -> None:
-        """Called once for every exchange."""
+    def _finished(self, context: RequestContext, error: BaseException | None) -> None:
+        """Called once for every context."""
         if error is not None:
-            exchange.error = exchange.error or error_code(error)
-        outcome = exchange.error or f"http_{exchange.status}"
-        seconds = time.perf_counter() - exchange.arrived
+            context.error = context.error or error_code(error)
+        outcome = context.error or f"http_{context.status}"
+        seconds = time.perf_counter() - context.arrived
         self.metrics.finished(
-            exchange.route.name,
-            exchange.upstream,
+            context.route.name,
+            context.upstream,
             outcome,
-            exchange.first_byte_s,
+            context.first_byte_s,
             seconds,
-            len(exchange.tried),
+            len(context.tried),
         )
-        _leave(exchange.tickets, exchange.tokens, refused=False)
-        self._in_flight[exchange.route.name] -= 1
-        self.mirror.finished(exchange)
-        self._record_served(exchange)
-        self.spans.finish(exchange, exchange.error)
+        _leave(context.tickets, context.tokens, refused=False)
+        self._in_flight[context.route.name] -= 1
+        self.mirror.finished(context)
+        self._record_served(context)
+        self.spans.finish(context, context.error)
 
     def _save_pair(self, pair: Pair) -> bool:
         store = self._store
         return store is not None and self.writer.submit(lambda: store.save_pair(pair))
 
-    def _record_served(self, exchange: Exchange) -> None:
+    def _save_window(self, experiment: str, window: UpstreamWindow) -> None:
+        if (store := self._store) is not None:
+            self.writer.submit(lambda: store.save_window(experiment, window))
+
+    def _record_served(self, context: RequestContext) -> None:
         """So that feedback finds its arm."""
         store = self._store
-        if store is None or exchange.route.mirror is None or exchange.error is not None:
+        if store is None or context.route.mirror is None or context.error is not None:
             return
         served = Served(
-            request=exchange.id,
-            response=exchange.response_id,
-            created=exchange.created,
-            client="" if exchange.key is None else exchange.key.name,
-            experiment=exchange.route.experiment,
-            route=exchange.route.name,
-            cohort=exchange.cohort,
-            arm=exchange.answered_by,
+            request=context.id,
+            response=context.response_id,
+            created=context.created,
+            client="" if context.key is None else context.key.name,
+            experiment=context.route.experiment,
+            route=context.route.name,
+            cohort=context.cohort,
+            arm=context.answered_by,
         )
         self.writer.submit(lambda: store.save_served(served))
 
@@ -407,11 +414,11 @@ def _leave(tickets: "list[Ticket] | tuple[Ticket, ...]", tokens: int, refused: b
         ticket.leave(tokens, time.monotonic(), refused)
 
 
-def _figures(exchange: Exchange) -> Iterator[str]:
-    """Of an exchange, in the access log."""
-    yield f"route={exchange.route.name}"
-    yield f"upstream={'>'.join(exchange.tried) or '-'}"
-    if exchange.first_byte_s is not None:
-        yield f"first={exchange.first_byte_s:.3f}"
-    if exchange.error is not None:
-        yield f"error={exchange.error}"
+def _figures(context: RequestContext) -> Iterator[str]:
+    """Of a request, in the access log."""
+    yield f"route={context.route.name}"
+    yield f"upstream={'>'.join(context.tried) or '-'}"
+    if context.first_byte_s is not None:
+        yield f"first={context.first_byte_s:.3f}"
+    if context.error is not None:
+        yield f"error={context.error}"

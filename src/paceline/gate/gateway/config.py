@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field
 
 from paceline.errors import unknown_name
+from paceline.gate.judge import Judge
 from paceline.gate.policy import Policy
 from paceline.gate.promotion import Plan
 from paceline.gate.upstream import Upstream
@@ -62,6 +63,8 @@ class UpstreamConfig(StrictModel):
     extra_body: dict[str, Any] = Field(default_factory=dict)  # fields of every request to it
     # The name of the client's API key goes into `vllm_xargs.tenant`, which paceline's proposer in vLLM reads.
     send_tenant: bool = False
+    # Prometheus pages with further figures of it, such as that of a DCGM exporter, besides its own /metrics.
+    metrics_urls: tuple[Annotated[str, AfterValidator(_url)], ...] = ()
     connect_timeout_s: _Seconds = 5.0
     first_byte_timeout_s: _Seconds = 120.0  # until the answer begins
     idle_timeout_s: _Seconds = 60.0  # between two parts of an answer
@@ -117,6 +120,21 @@ class RouteLimits(StrictModel):
     concurrent: _Limit | None = None
 
 
+class JudgeConfig(StrictModel):
+    """A judge model that scores both answers of a pair."""
+
+    url: Annotated[str, AfterValidator(_url)]  # an OpenAI-compatible server
+    model: str | None = None  # None: the server's only one
+    api_key_env: str | None = None  # the variable that holds its key
+    share: _Share = 0.1  # of mirrored conversations
+    max_per_minute: _Count = 10  # pairs; more are not scored
+    timeout_s: _Seconds = 60.0  # of a score
+
+    def judge(self) -> Judge:
+        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+        return Judge(Upstream(name="judge", url=self.url, model=self.model, api_key=key), self.timeout_s)
+
+
 class MirrorConfig(StrictModel):
     """A share of the route's conversations goes to the candidate too, off the user's path."""
 
@@ -131,6 +149,7 @@ class MirrorConfig(StrictModel):
     shed_above: _Count | None = None  # user requests in flight on the route, above which nothing is mirrored
     timeout_s: _Seconds = 300.0  # of a second leg
     text: bool = False  # pairs hold prompts and answers
+    judge: JudgeConfig | None = None
 
 
 class PromotionConfig(StrictModel):
@@ -223,22 +242,33 @@ def load(path: Path | str, check_environment: bool = True) -> GateConfig:
     file, problems = validate(_File, read(Path(path), GateConfigError))
     if file is None:
         raise GateConfigError(*problems)
-    problems += [*_upstream_problems(file.upstreams, check_environment), *_route_problems(file)]
+    problems += [*_upstream_problems(file.upstreams), *_route_problems(file)]
+    if check_environment:
+        problems += _missing_keys(file)
     if problems:
         raise GateConfigError(*problems)
     return GateConfig({one.name: one for one in file.upstreams}, file.routes)
 
 
-def _upstream_problems(upstreams: tuple[UpstreamConfig, ...], check_environment: bool) -> Iterator[str]:
+def _missing_keys(file: _File) -> Iterator[str]:
+    named = [(f"upstreams[{i}]", one.api_key_env) for i, one in enumerate(file.upstreams)]
+    named += [
+        (f"routes[{i}].mirror.judge", route.mirror.judge.api_key_env)
+        for i, route in enumerate(file.routes)
+        if route.mirror is not None and route.mirror.judge is not None
+    ]
+    for at, name in named:
+        if name is not None and not os.environ.get(name):
+            yield f"{at}.api_key_env: the variable {name} is not set: export it first"
+
+
+def _upstream_problems(upstreams: tuple[UpstreamConfig, ...]) -> Iterator[str]:
     if not upstreams:
         yield "upstreams: empty: name at least one server"
     first: dict[str, int] = {}
     for i, one in enumerate(upstreams):
         if first.setdefault(one.name, i) != i:
             yield f"upstreams[{i}].name: {one.name!r} is the name of upstreams[{first[one.name]}] already"
-        missing = one.api_key_env is not None and not os.environ.get(one.api_key_env)
-        if check_environment and missing:
-            yield f"upstreams[{i}].api_key_env: the variable {one.api_key_env} is not set: export it first"
 
 
 def _route_problems(file: _File) -> Iterator[str]:

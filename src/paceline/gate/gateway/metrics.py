@@ -8,6 +8,7 @@ from prometheus_client.exposition import choose_encoder
 
 from paceline.gate.gateway.circuit_breaker import STATES
 from paceline.gate.gateway.upstream_client import UpstreamState
+from paceline.gate.upstream_metrics import UpstreamCounters
 
 _SECONDS: Final = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
@@ -47,6 +48,7 @@ class GateMetrics:
         self.mirror_waiting = gauge("mirror_waiting", "Second legs that wait")
         self.mirror_running = gauge("mirror_running", "Second legs in flight")
         self._share = gauge("candidate_share", "Of users, by rollout", "experiment")
+        self._figures = gauge("upstream_figure", "By the upstream's own counters", "upstream", "figure")
 
     def finished(
         self,
@@ -79,6 +81,19 @@ class GateMetrics:
 
     def candidate_share(self, experiment: str, share: float) -> None:
         self._share.labels(experiment).set(share)
+
+    def upstream_read(self, upstream: str, growth: UpstreamCounters, seconds: float) -> None:
+        """Figures of the last seconds: those that the upstream reports."""
+        figures = {"tokens_per_second": growth.generated_tokens / seconds if seconds > 0 else None}
+        if growth.generated_tokens:
+            figures["tokens_per_pass"] = growth.tokens_per_pass
+        if growth.draft_tokens:
+            figures["acceptance"] = growth.acceptance
+        if (gpu_s := growth.gpu_s(seconds)) is not None:
+            figures["gpu_utilization"] = gpu_s / (seconds * max(1, growth.gpus)) if seconds > 0 else None
+        for name, value in figures.items():
+            if value is not None:
+                self._figures.labels(upstream, name).set(value)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """accept: the header. The body and its content type."""

@@ -22,10 +22,18 @@ from opentelemetry.trace import Span
 from paceline.gate.divergence import rescoring_request, with_lead
 from paceline.gate.evaluators import evaluated
 from paceline.gate.gateway.config import MirrorConfig, Route
-from paceline.gate.gateway.exchange import CHUNKED, GENERATING, Exchange, choose, point, request_usage
 from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.request_context import (
+    CHUNKED,
+    GENERATING,
+    RequestContext,
+    choose,
+    point,
+    request_usage,
+)
 from paceline.gate.gateway.spans import EXPERIMENT, PAIR, ROLE, GateSpans, set_leg
 from paceline.gate.gateway.upstream_client import UpstreamClient, UpstreamFailure, UpstreamState
+from paceline.gate.judge import judged
 from paceline.gate.leg_recorder import LegRecorder
 from paceline.gate.pair import Arm, Leg, Order, Pair
 from paceline.log import log_error
@@ -49,7 +57,7 @@ Save = Callable[[Pair], bool]  # False: there was no room
 class _Job:
     """A second leg."""
 
-    exchange: Exchange
+    context: RequestContext
     config: MirrorConfig
     span: Span  # of the user's request
     ended: "asyncio.Future[Leg]"  # the user's leg
@@ -74,67 +82,68 @@ class Mirror:
         self._save, self._rng = save, rng
         self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
         self._states: dict[str, UpstreamState] = {}  # apart from those of users
+        self._judged_at: defaultdict[str, deque[float]] = defaultdict(deque)  # of the last minute
         self._tasks: set[asyncio.Task[None]] = set()
-        self._jobs: dict[str, _Job] = {}  # by the id of their exchange, until the user's leg ends
+        self._jobs: dict[str, _Job] = {}  # by the id of their request, until the user's leg ends
 
-    def admit(self, exchange: Exchange, in_flight: int) -> None:
-        """Decides whether the exchange becomes a pair, and prepares both legs alike. in_flight: of users."""
-        config = exchange.route.mirror
-        if config is None or point(exchange.conversation, f"mirror:{exchange.route.name}") >= config.share:
+    def admit(self, context: RequestContext, in_flight: int) -> None:
+        """Decides whether the request becomes a pair, and prepares both legs alike. in_flight: of users."""
+        config = context.route.mirror
+        if config is None or point(context.conversation, f"mirror:{context.route.name}") >= config.share:
             return
-        if (reason := ineligible(exchange)) is not None:
-            self._metrics.mirrored(exchange.route.name, reason)
+        if (reason := ineligible(context)) is not None:
+            self._metrics.mirrored(context.route.name, reason)
             return
-        lane = self._lanes[exchange.route.experiment]
+        lane = self._lanes[context.route.experiment]
         if config.shed_above is not None and in_flight > config.shed_above:
-            self._metrics.mirrored(exchange.route.name, "shed")
+            self._metrics.mirrored(context.route.name, "shed")
             return
         if len(lane.waiting) >= config.max_waiting:
-            self._metrics.mirrored(exchange.route.name, "queue_full")
+            self._metrics.mirrored(context.route.name, "queue_full")
             return
-        exchange.pair_id = f"pair-{secrets.token_hex(12)}"
-        request_usage(exchange)
-        if "seed" not in exchange.body and exchange.path in CHUNKED:
-            exchange.added["seed"] = self._rng.randrange(MAX_SEED)
+        context.pair_id = f"pair-{secrets.token_hex(12)}"
+        request_usage(context)
+        if "seed" not in context.body and context.path in CHUNKED:
+            context.added["seed"] = self._rng.randrange(MAX_SEED)
 
-    def begun(self, exchange: Exchange, candidate_first: bool) -> None:
+    def begun(self, context: RequestContext, candidate_first: bool) -> None:
         """The user's request is about to be sent."""
-        config = exchange.route.mirror
-        if config is None or not exchange.pair_id:
+        config = context.route.mirror
+        if config is None or not context.pair_id:
             return
         order: Order = "candidate_first" if candidate_first else "baseline_first"
-        span = self._spans.request(exchange)
-        span.set_attributes({PAIR: exchange.pair_id, EXPERIMENT: exchange.route.experiment})
+        span = self._spans.request(context)
+        span.set_attributes({PAIR: context.pair_id, EXPERIMENT: context.route.experiment})
         job = _Job(
-            exchange,
+            context,
             config,
             span,
             asyncio.get_running_loop().create_future(),
             "concurrent" if config.order == "concurrent" else order,
         )
-        self._jobs[exchange.id] = job
+        self._jobs[context.id] = job
         if config.order == "concurrent":
             self._enqueue(job)
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, context: RequestContext) -> None:
         """The user's leg has ended, well or not."""
-        job = self._jobs.pop(exchange.id, None)
+        job = self._jobs.pop(context.id, None)
         if job is None:
             return
-        if exchange.error == CANCELLED or exchange.recorder is None:  # half an answer compares with nothing
-            self._metrics.mirrored(exchange.route.name, "client_left")
+        if context.error == CANCELLED or context.recorder is None:  # half an answer compares with nothing
+            self._metrics.mirrored(context.route.name, "client_left")
             job.ended.cancel()
             return
-        leg = exchange.recorder.leg()
+        leg = context.recorder.leg()
         set_leg(job.span, leg)
         job.ended.set_result(leg)
         if job.config.order == "after":
             self._enqueue(job)
 
     def _enqueue(self, job: _Job) -> None:
-        lane = self._lanes[job.exchange.route.experiment]
+        lane = self._lanes[job.context.route.experiment]
         if len(lane.waiting) >= job.config.max_waiting:
-            self._metrics.mirrored(job.exchange.route.name, "queue_full")
+            self._metrics.mirrored(job.context.route.name, "queue_full")
             return
         lane.waiting.append(job)
         self._metrics.mirror_waiting.inc()
@@ -160,16 +169,16 @@ class Mirror:
             self._advance(lane)
 
     async def _run(self, job: _Job) -> None:
-        exchange, route = job.exchange, job.exchange.route
-        arm: Arm = "candidate" if exchange.arm == "baseline" else "baseline"
-        name = job.config.candidate if arm == "candidate" else _baseline(exchange)
+        context, route = job.context, job.context.route
+        arm: Arm = "candidate" if context.arm == "baseline" else "baseline"
+        name = job.config.candidate if arm == "candidate" else _baseline(context)
         state = self._state(name)
         if state is None or not state.available:
             self._metrics.mirrored(route.name, "breaker_open")
             return
-        span = self._spans.leg(exchange, state, job.span)
-        span.set_attributes({PAIR: exchange.pair_id, EXPERIMENT: route.experiment, ROLE: arm})
-        second = await self._second_leg(exchange, job.config, state, span)
+        span = self._spans.leg(context, state, job.span)
+        span.set_attributes({PAIR: context.pair_id, EXPERIMENT: route.experiment, ROLE: arm})
+        second = await self._second_leg(context, job.config, state, span)
         set_leg(span, second)
         span.end()
         try:
@@ -178,12 +187,13 @@ class Mirror:
             if not job.ended.cancelled():
                 raise
             return  # counted already
-        legs: dict[Arm, Leg] = {exchange.arm: first, arm: second}
+        legs: dict[Arm, Leg] = {context.arm: first, arm: second}
 
         def make() -> Pair:
-            return evaluated(_pair(exchange, job.order, legs), exchange.body)  # the scores outlive the texts
+            return evaluated(_pair(context, job.order, legs), context.body)  # the scores outlive the texts
 
-        pair = await self._explained(exchange, job.config, await asyncio.to_thread(make), span)
+        pair = await self._explained(context, job.config, await asyncio.to_thread(make), span)
+        pair = await self._judged(context, job.config, pair)
         pair = pair if job.config.text else pair.without_text()
         self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
 
@@ -199,18 +209,19 @@ class Mirror:
         return state
 
     async def _second_leg(
-        self, exchange: Exchange, config: MirrorConfig, state: UpstreamState, span: Span
+        self, context: RequestContext, config: MirrorConfig, state: UpstreamState, span: Span
     ) -> Leg:
-        body = await exchange.encoded(_second_body(exchange, state))
-        headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
+        body = await context.encoded(_second_body(context, state))
+        headers = self._spans.propagated([*context.headers, (MIRRORED, context.pair_id)], span)
         deadline = asyncio.get_running_loop().time() + config.timeout_s
         recorder = LegRecorder(state.name)
         try:
-            async with self._client.send(state, "POST", exchange.path, headers, body, deadline) as answer:
+            async with self._client.send(state, "POST", context.path, headers, body, deadline) as answer:
                 recorder.status(answer.status)
                 if answer.streams:
                     async for data in answer.raw(deadline):
-                        recorder.feed(data)
+                        if not recorder.feed(data):
+                            break
                 else:
                     whole = await answer.whole(deadline)
                     if whole.status < 400:
@@ -219,23 +230,36 @@ class Mirror:
             recorder.fail(failure.code)
         return recorder.leg()
 
-    async def _explained(self, exchange: Exchange, config: MirrorConfig, pair: Pair, span: Span) -> Pair:
+    async def _explained(self, context: RequestContext, config: MirrorConfig, pair: Pair, span: Span) -> Pair:
         """With the baseline's lead at the first divergence of greedy answers, by a third request."""
-        state = self._state(_baseline(exchange))
+        state = self._state(_baseline(context))
         if state is None or not state.available:
             return pair
-        request = rescoring_request(pair, _second_body(exchange, state))
+        request = rescoring_request(pair, _second_body(context, state))
         if request is None:
             return pair
         body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode()
-        headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
+        headers = self._spans.propagated([*context.headers, (MIRRORED, context.pair_id)], span)
         deadline = asyncio.get_running_loop().time() + config.timeout_s
         try:
-            async with self._client.send(state, "POST", exchange.path, headers, body, deadline) as answer:
+            async with self._client.send(state, "POST", context.path, headers, body, deadline) as answer:
                 whole = await answer.whole(deadline)
             return with_lead(pair, json.loads(whole.body)) if whole.status < 400 else pair
         except (UpstreamFailure, ValueError):
             return pair
+
+    async def _judged(self, context: RequestContext, config: MirrorConfig, pair: Pair) -> Pair:
+        """With the scores of a judge model, for a share of conversations and so many a minute at most."""
+        chosen = config.judge
+        if chosen is None or point(context.conversation, f"judge:{context.route.name}") >= chosen.share:
+            return pair
+        now, recent = time.monotonic(), self._judged_at[context.route.experiment]
+        while recent and recent[0] <= now - 60:
+            recent.popleft()
+        if len(recent) >= chosen.max_per_minute:
+            return pair
+        recent.append(now)
+        return await judged(self._client.session, chosen.judge(), pair, context.body)
 
     async def drain(self, seconds: float) -> None:
         """Waits for running second legs; those that wait still are dropped."""
@@ -247,14 +271,14 @@ class Mirror:
             task.cancel()
 
 
-def ineligible(exchange: Exchange) -> str | None:
+def ineligible(context: RequestContext) -> str | None:
     """Why a request is not mirrored; None: it may be."""
-    body = exchange.body
-    if exchange.path not in GENERATING:
+    body = context.body
+    if context.path not in GENERATING:
         return "path"
-    if OPT_OUT in ((name.lower(), value) for name, value in exchange.headers):
+    if OPT_OUT in ((name.lower(), value) for name, value in context.headers):
         return "opted_out"
-    if len(exchange.raw) > MAX_BYTES:
+    if len(context.raw) > MAX_BYTES:
         return "too_large"
     if any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
         return "several_choices"
@@ -267,39 +291,39 @@ def ineligible(exchange: Exchange) -> str | None:
     return None
 
 
-def _second_body(exchange: Exchange, state: UpstreamState) -> dict[str, Any]:
+def _second_body(context: RequestContext, state: UpstreamState) -> dict[str, Any]:
     """As the user's, and never stored."""
-    body = {**exchange.body, **exchange.changes_for(state.upstream)}
-    if exchange.path == "/v1/responses":
+    body = {**context.body, **context.changes_for(state.upstream)}
+    if context.path == "/v1/responses":
         body["store"] = False  # where it is not given, OpenAI's servers store
     else:
         body.pop("store", None)
     return body
 
 
-def _baseline(exchange: Exchange) -> str:
-    route: Route = exchange.route
-    return choose(route.upstreams, point(exchange.conversation, f"upstream:{route.name}"))
+def _baseline(context: RequestContext) -> str:
+    route: Route = context.route
+    return choose(route.upstreams, point(context.conversation, f"upstream:{route.name}"))
 
 
-def _pair(exchange: Exchange, order: Order, legs: Mapping[Arm, Leg]) -> Pair:
-    body = {**exchange.body, **exchange.added}
+def _pair(context: RequestContext, order: Order, legs: Mapping[Arm, Leg]) -> Pair:
+    body = {**context.body, **context.added}
     seed, temperature = body.get("seed"), body.get("temperature")
     return Pair(
-        id=exchange.pair_id,
-        created=exchange.created,
+        id=context.pair_id,
+        created=context.created,
         baseline=legs["baseline"],
         candidate=legs["candidate"],
-        route=exchange.route.name,
-        cohort=exchange.cohort,
-        conversation=exchange.conversation,
-        endpoint=exchange.path,
+        route=context.route.name,
+        cohort=context.cohort,
+        conversation=context.conversation,
+        endpoint=context.path,
         order=order,
-        experiment=exchange.route.experiment,
-        prompt_hash=_prompt_hash(exchange.body),
+        experiment=context.route.experiment,
+        prompt_hash=_prompt_hash(context.body),
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
         seed=seed if isinstance(seed, int) else None,
-        request=exchange.body,
+        request=context.body,
     ).compared()
 
 

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from paceline.errors import ShuttingDown
 from paceline.gate.gateway.circuit_breaker import RetryBudget
 from paceline.gate.gateway.config import Route
-from paceline.gate.gateway.exchange import CHUNKED, Exchange, choose, point
 from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.request_context import CHUNKED, RequestContext, choose, point
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.gateway.upstream_client import (
     RETRYABLE,
@@ -36,7 +36,7 @@ from paceline.gate.gateway.upstream_client import (
 )
 from paceline.gate.leg_recorder import LegRecorder
 from paceline.web.api_errors import ApiError, api_error
-from paceline.web.streaming import DONE, cancelled_by_disconnect, event
+from paceline.web.streaming import DONE, KEEP_ALIVE, cancelled_by_disconnect, event
 
 log = logging.getLogger("paceline.gate")
 
@@ -58,7 +58,7 @@ class Head(NamedTuple):
 
 
 Parts = AsyncGenerator[Head | bytes, None]
-Finish = Callable[[Exchange, BaseException | None], None]
+Finish = Callable[[RequestContext, BaseException | None], None]
 CandidateShare = Callable[[Route], float]  # of users that the candidate serves
 
 
@@ -85,52 +85,52 @@ class Proxy:
         for answer in list(self._answers):
             answer.cut()
 
-    async def respond(self, http: Request, exchange: Exchange, finish: Finish) -> Response:
+    async def respond(self, http: Request, context: RequestContext, finish: Finish) -> Response:
         """The response begins when it is known who answers. `finish` is called once, at its very end."""
-        parts = self._parts(exchange)
+        parts = self._parts(context)
         try:
             async with cancelled_by_disconnect(http):
                 head = await anext(parts)
         except BaseException as error:
             await parts.aclose()
-            finish(exchange, error)
+            finish(context, error)
             raise
         assert isinstance(head, Head)
-        return _Forwarded(exchange, head, parts, finish)
+        return _Forwarded(context, head, parts, finish)
 
-    def order(self, exchange: Exchange) -> list[str]:
+    def order(self, context: RequestContext) -> list[str]:
         """Upstreams in the order they are tried. Conversations stay with their upstream."""
-        route = exchange.route
+        route = context.route
         others = sorted(route.upstreams, key=lambda name: -route.upstreams[name])
-        first = choose(route.upstreams, point(exchange.conversation, f"upstream:{route.name}"))
+        first = choose(route.upstreams, point(context.conversation, f"upstream:{route.name}"))
         order = [first, *(name for name in others if route.upstreams[name])]
-        if route.mirror is not None and self.serves_candidate(exchange):
+        if route.mirror is not None and self.serves_candidate(context):
             order.insert(0, route.mirror.candidate)
         return list(dict.fromkeys([*order, *route.fallback]))
 
-    def serves_candidate(self, exchange: Exchange) -> bool:
+    def serves_candidate(self, context: RequestContext) -> bool:
         """The rollout gives this conversation to the candidate; as the share grows, it keeps it."""
-        share = self._candidate_share(exchange.route)
-        return share > 0 and point(exchange.conversation, f"rollout:{exchange.route.name}") < share
+        share = self._candidate_share(context.route)
+        return share > 0 and point(context.conversation, f"rollout:{context.route.name}") < share
 
-    def _next(self, exchange: Exchange) -> UpstreamState:
-        states = [self._client.states[name] for name in self.order(exchange) if name in self._client.states]
+    def _next(self, context: RequestContext) -> UpstreamState:
+        states = [self._client.states[name] for name in self.order(context) if name in self._client.states]
         usable = [state for state in states if state.available]
         for state in usable:
-            if state.name not in exchange.tried:
+            if state.name not in context.tried:
                 return state
         if not usable:
             wait = min((state.breaker.retry_after_s for state in states), default=1.0)
-            message = f"no upstream of the route {exchange.route.name} is available: try again later"
+            message = f"no upstream of the route {context.route.name} is available: try again later"
             raise ApiError(
                 503, message, "server_error", code="no_upstream", retry_after=max(1.0, wait), refusal=None
             )
         return usable[0]
 
-    def _may_retry(self, exchange: Exchange) -> bool:
-        if self._stopping or len(exchange.tried) >= exchange.route.retries.max_attempts:
+    def _may_retry(self, context: RequestContext) -> bool:
+        if self._stopping or len(context.tried) >= context.route.retries.max_attempts:
             return False
-        return self._budget(exchange.route).withdraw()
+        return self._budget(context.route).withdraw()
 
     def _budget(self, route: Route) -> RetryBudget:
         budget = self._budgets.get(route.name)
@@ -139,46 +139,46 @@ class Proxy:
             budget = self._budgets[route.name] = RetryBudget(config.budget, config.min_per_s)
         return budget
 
-    async def _parts(self, exchange: Exchange) -> Parts:
+    async def _parts(self, context: RequestContext) -> Parts:
         """A Head, then bytes; an error before the Head is raised."""
-        self._budget(exchange.route).request()
+        self._budget(context.route).request()
         progress = _Progress()
         while True:
             try:
-                state = self._next(exchange)
+                state = self._next(context)
             except ApiError as error:
                 if not progress.opened:
                     raise
-                yield self._failure_events(exchange, error)
+                yield self._failure_events(context, error)
                 return
-            exchange.tried.append(state.name)
-            span = self._spans.leg(exchange, state)
+            context.tried.append(state.name)
+            span = self._spans.leg(context, state)
             try:
-                async with aclosing(self._attempt(exchange, state, progress, span)) as parts:
+                async with aclosing(self._attempt(context, state, progress, span)) as parts:
                     async for part in parts:
                         yield part
                 return
             except UpstreamFailure as failure:
-                self._metrics.failure(exchange.route.name, state.name, failure.code)
+                self._metrics.failure(context.route.name, state.name, failure.code)
                 span.set_attribute("error.type", failure.code)
-                if not progress.begun and self._may_retry(exchange):
-                    await asyncio.sleep(self._backoff(exchange))
+                if not progress.begun and self._may_retry(context):
+                    await asyncio.sleep(self._backoff(context))
                     continue
-                async for part in self._given_up(exchange, state, failure, progress):
+                async for part in self._given_up(context, state, failure, progress):
                     yield part
                 return
             finally:
                 span.end()
 
     async def _given_up(
-        self, exchange: Exchange, state: UpstreamState, failure: UpstreamFailure, progress: "_Progress"
+        self, context: RequestContext, state: UpstreamState, failure: UpstreamFailure, progress: "_Progress"
     ) -> Parts:
         """The upstream's own error response, or one of ours; as an event, where the response has begun."""
-        exchange.error = failure.code
-        if exchange.recorder is not None:
+        context.error = failure.code
+        if context.recorder is not None:
             if failure.answer is not None:
-                exchange.recorder.status(failure.answer.status)
-            exchange.recorder.fail(failure.code)
+                context.recorder.status(failure.answer.status)
+            context.recorder.fail(failure.code)
         if failure.answer is not None and not progress.opened:
             yield _head(state, failure.answer)
             yield failure.answer.body
@@ -186,82 +186,85 @@ class Proxy:
         error = self._error(state, failure)
         if not progress.opened:
             raise error
-        yield self._failure_events(exchange, error)
+        yield self._failure_events(context, error)
 
     async def _attempt(
-        self, exchange: Exchange, state: UpstreamState, progress: "_Progress", span: Span
+        self, context: RequestContext, state: UpstreamState, progress: "_Progress", span: Span
     ) -> Parts:
-        body = await exchange.body_for(state.upstream)
-        headers = self._spans.propagated(exchange.headers, span)
-        sending = self._client.send(state, "POST", exchange.path, headers, body, exchange.deadline)
-        if exchange.pair_id and exchange.recorder is None:
-            exchange.recorder = LegRecorder(state.name)
-        if exchange.recorder is not None:
-            retries, fallback = len(exchange.tried) - 1, len(set(exchange.tried)) > 1
-            exchange.recorder.set(upstream=state.name, retries=retries, fallback=fallback)
+        body = await context.body_for(state.upstream)
+        headers = self._spans.propagated(context.headers, span)
+        sending = self._client.send(state, "POST", context.path, headers, body, context.deadline)
+        if context.pair_id and context.recorder is None:
+            context.recorder = LegRecorder(state.name)
+        if context.recorder is not None:
+            retries, fallback = len(context.tried) - 1, len(set(context.tried)) > 1
+            context.recorder.set(upstream=state.name, retries=retries, fallback=fallback)
         async with sending as answer:
             self._answers.add(answer)
             try:
                 if answer.streams:
-                    async with aclosing(self._events(exchange, state, answer, progress)) as parts:
+                    async with aclosing(self._events(context, state, answer, progress)) as parts:
                         async for part in parts:
                             yield part
                     return
-                whole = await answer.whole(exchange.deadline)
+                whole = await answer.whole(context.deadline)
             finally:
                 self._answers.discard(answer)
             if whole.status in RETRYABLE:
                 raise UpstreamFailure(f"http_{whole.status}", whole)
         if progress.opened:
             raise UpstreamFailure(f"http_{whole.status}")
-        self._count_whole(exchange, whole)
+        self._count_whole(context, whole)
         yield _head(state, whole)
         yield whole.body
 
     async def _events(
-        self, exchange: Exchange, state: UpstreamState, answer: Answer, progress: "_Progress"
+        self, context: RequestContext, state: UpstreamState, answer: Answer, progress: "_Progress"
     ) -> Parts:
         """Whole events. A stream that ends without its last event has been cut."""
         splitter, last = EventSplitter(), b""
-        recorder = exchange.recorder
+        recorder = context.recorder
         if recorder is not None:
             recorder.status(answer.status)
-        async with aclosing(answer.raw(exchange.deadline)) as raw:
+        async with aclosing(answer.raw(context.deadline)) as raw:
             async for data in raw:
-                if not (events := splitter.push(data)):
+                events = splitter.push(data)
+                if data and not events:
                     continue
                 if recorder is not None:
                     recorder.feed(events)
-                if exchange.hides_usage or exchange.counts_tokens:
-                    events = _without_usage(events, exchange)
+                if context.hides_usage or context.counts_tokens:
+                    events = _without_usage(events, context)
                 if not progress.opened:
                     progress.opened = True
-                    exchange.status = answer.status
+                    context.status = answer.status
                     yield Head(answer.status, [*answer.headers, (UPSTREAM, state.name)])
+                if not data:
+                    yield KEEP_ALIVE
                 if not progress.begun and b"data:" in events:
                     progress.begun = True
-                    exchange.response_id = _response_id(events)
-                    exchange.first_byte_s = time.perf_counter() - exchange.arrived
+                    context.response_id = _response_id(events)
+                    context.first_byte_s = time.perf_counter() - context.arrived
                 if events:
                     last = events
-                    exchange.complete = answer.complete = _ended(events)  # clients leave at the last event
+                    context.complete = answer.complete = _ended(events)  # clients leave at the last event
                     yield events
-        if not splitter.complete or (exchange.path in CHUNKED and not _ended(last)):
+        if not splitter.complete or (context.path in CHUNKED and not _ended(last)):
             raise UpstreamFailure("disconnect")
 
-    def _count_whole(self, exchange: Exchange, whole: WholeAnswer) -> None:
-        exchange.status, exchange.complete = whole.status, True
-        exchange.first_byte_s = time.perf_counter() - exchange.arrived
-        if exchange.recorder is not None:
-            exchange.recorder.status(whole.status)
+    def _count_whole(self, context: RequestContext, whole: WholeAnswer) -> None:
+        context.status, context.complete = whole.status, True
+        context.first_byte_s = time.perf_counter() - context.arrived
+        if context.recorder is not None:
+            context.recorder.status(whole.status)
             if whole.status < 400:
-                exchange.recorder.body(whole.body)
-        exchange.response_id = _response_id(whole.body)
-        if exchange.counts_tokens and whole.status < 400:
-            exchange.tokens = _total_tokens(_json(whole.body))
+                context.recorder.body(whole.body)
+        context.response_id = _response_id(whole.body)
+        if context.counts_tokens and whole.status < 400:
+            context.tokens = _total_tokens(_json(whole.body))
 
-    def _backoff(self, exchange: Exchange) -> float:
-        longest: float = exchange.route.retries.backoff_s * 2 ** (len(exchange.tried) - 1)
+    def _backoff(self, context: RequestContext) -> float:
+        longest: float = context.route.retries.backoff_s * 2 ** (len(context.tried) - 1)
         return longest * (0.5 + self._rng.random() / 2)
 
     def _error(self, state: UpstreamState, failure: UpstreamFailure) -> ApiError:
@@ -277,9 +280,9 @@ class Proxy:
             refusal=None,
         )
 
-    def _failure_events(self, exchange: Exchange, error: ApiError) -> bytes:
-        exchange.error = exchange.error or error.code
-        if exchange.path in CHUNKED:
+    def _failure_events(self, context: RequestContext, error: ApiError) -> bytes:
+        context.error = context.error or error.code
+        if context.path in CHUNKED:
             return event(error.body) + DONE
         return event({"type": "error", **error.body["error"]})
 
@@ -295,8 +298,8 @@ class _Progress:
 class _Forwarded(Response):
     """Sends the parts as they come; closes them, and so the upstream's answer, however it ends."""
 
-    def __init__(self, exchange: Exchange, head: Head, parts: Parts, finish: Finish) -> None:
-        self._exchange, self._head, self._parts, self._finish = exchange, head, parts, finish
+    def __init__(self, context: RequestContext, head: Head, parts: Parts, finish: Finish) -> None:
+        self._exchange, self._head, self._parts, self._finish = context, head, parts, finish
         self.background = None
         self.status_code = head.status
 
@@ -336,7 +339,7 @@ def _ended(last: bytes) -> bool:
     return final.endswith(b"[DONE]") or final.startswith((b'data: {"error"', *_LAST_EVENTS))
 
 
-def _without_usage(events: bytes, exchange: Exchange) -> bytes:
+def _without_usage(events: bytes, context: RequestContext) -> bytes:
     """Counts the tokens of a usage chunk, and drops the chunk if the client did not request it."""
     if b'"usage"' not in events:
         return events
@@ -344,8 +347,8 @@ def _without_usage(events: bytes, exchange: Exchange) -> bytes:
     for one in events.split(b"\n\n"):
         chunk = _json(one.partition(b"data:")[2]) if b'"usage"' in one else {}
         if chunk.get("usage"):
-            exchange.tokens = _total_tokens(chunk)
-            if exchange.hides_usage and chunk.get("choices") == []:
+            context.tokens = _total_tokens(chunk)
+            if context.hides_usage and chunk.get("choices") == []:
                 continue
         passed.append(one)
     return b"\n\n".join(passed)

@@ -10,7 +10,7 @@ from typing import Final
 from opentelemetry.propagate import extract, inject
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, set_span_in_context
 
-from paceline.gate.gateway.exchange import Exchange
+from paceline.gate.gateway.request_context import RequestContext
 from paceline.gate.gateway.upstream_client import UpstreamState
 from paceline.gate.pair import Leg
 from paceline.web import otel
@@ -29,13 +29,13 @@ class GateSpans:
         provider = exporter.provider
         self._tracer = None if provider is None else provider.get_tracer("paceline.gate")
         self._shutdown = exporter.shutdown
-        self._requests: dict[str, Span] = {}  # of exchanges in progress
+        self._requests: dict[str, Span] = {}  # in progress, by id
 
-    def start(self, exchange: Exchange, headers: Mapping[str, str]) -> None:
+    def start(self, context: RequestContext, headers: Mapping[str, str]) -> None:
         if self._tracer is None:
             return
-        operation, model = otel.OPERATIONS.get(exchange.path, "chat"), str(exchange.body.get("model") or "")
-        self._requests[exchange.id] = self._tracer.start_span(
+        operation, model = otel.OPERATIONS.get(context.path, "chat"), str(context.body.get("model") or "")
+        self._requests[context.id] = self._tracer.start_span(
             f"{operation} {model}".strip(),
             context=extract(dict(headers)),
             kind=SpanKind.SERVER,
@@ -43,29 +43,29 @@ class GateSpans:
                 otel.OPERATION_NAME: operation,
                 otel.PROVIDER_NAME: otel.PROVIDER,
                 otel.REQUEST_MODEL: model,
-                otel.REQUEST_STREAM: exchange.streams,
-                otel.ROUTE: exchange.route.name,
-                otel.URL_PATH: exchange.path,
+                otel.REQUEST_STREAM: context.streams,
+                otel.ROUTE: context.route.name,
+                otel.URL_PATH: context.path,
             },
         )
 
-    def request(self, exchange: Exchange) -> Span:
-        return self._requests.get(exchange.id, INVALID_SPAN)
+    def request(self, context: RequestContext) -> Span:
+        return self._requests.get(context.id, INVALID_SPAN)
 
-    def leg(self, exchange: Exchange, state: UpstreamState, parent: Span | None = None) -> Span:
+    def leg(self, context: RequestContext, state: UpstreamState, parent: Span | None = None) -> Span:
         """A request to an upstream."""
         if self._tracer is None:
             return INVALID_SPAN
-        above = self.request(exchange) if parent is None else parent
+        above = self.request(context) if parent is None else parent
         return self._tracer.start_span(
             f"upstream {state.name}",
             context=set_span_in_context(above),
             kind=SpanKind.CLIENT,
             attributes={
-                otel.OPERATION_NAME: otel.OPERATIONS.get(exchange.path, "chat"),
+                otel.OPERATION_NAME: otel.OPERATIONS.get(context.path, "chat"),
                 otel.PROVIDER_NAME: otel.PROVIDER,
-                otel.REQUEST_MODEL: str(state.upstream.model or exchange.body.get("model") or ""),
-                otel.ROUTE: exchange.route.name,
+                otel.REQUEST_MODEL: str(state.upstream.model or context.body.get("model") or ""),
+                otel.ROUTE: context.route.name,
                 "server.address": state.config.url,
             },
         )
@@ -77,11 +77,11 @@ class GateSpans:
             inject(carrier, set_span_in_context(span))
         return [*headers, *carrier.items()]
 
-    def finish(self, exchange: Exchange, error: str | None) -> None:
-        span = self._requests.pop(exchange.id, None)
+    def finish(self, context: RequestContext, error: str | None) -> None:
+        span = self._requests.pop(context.id, None)
         if span is None:
             return
-        span.set_attribute(RETRIES, max(0, len(exchange.tried) - 1))
+        span.set_attribute(RETRIES, max(0, len(context.tried) - 1))
         if error is not None:
             span.set_attribute(otel.ERROR_TYPE, error)
             span.set_status(StatusCode.ERROR)

@@ -1,7 +1,4 @@
-"""Requests to upstreams: a pooled HTTP client, with the circuit breaker and the load of each upstream.
-
-aiohttp, whose parser is in C: a forwarded chunk costs a third of the CPU time that it costs with httpx.
-"""
+"""Requests to upstreams: a pooled HTTP client, with the circuit breaker and the load of each upstream."""
 
 import asyncio
 import json
@@ -16,15 +13,15 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from paceline.gate.gateway.circuit_breaker import CircuitBreaker, Clock
 from paceline.gate.gateway.config import UpstreamConfig
+from paceline.gate.leg_recorder import MAX_EVENT
+from paceline.gate.upstream import failure_code, http_session, read_whole
 from paceline.web.streaming import MEDIA_TYPE
 
 log = logging.getLogger("paceline.gate")
 
 Headers = Iterable[tuple[str, str]]
 
-POOLED_S: Final = 4.0  # uvicorn closes an idle connection after 5 s: a request must not race with that
-MAX_ANSWER: Final = 64 * 2**20  # bytes of an answer that is not streamed
-MAX_EVENT: Final = 2**20  # bytes that are held until their event is complete
+SILENCE_S: Final = 15.0  # of an upstream's stream, after which a client gets a comment
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 
 # Of one connection only (RFC 9110, 7.6.1).
@@ -112,21 +109,23 @@ class Answer:
         self.headers = tuple(response_headers(response.headers))
 
     async def whole(self, deadline: float | None) -> WholeAnswer:
-        parts, size = [], 0
         async with asyncio.timeout_at(deadline):
-            async for data in self._response.content.iter_any():
-                parts.append(data)
-                size += len(data)
-                if size > MAX_ANSWER:
-                    raise UpstreamFailure("answer_too_large")
-        return WholeAnswer(self.status, self.headers, b"".join(parts))
+            body = await read_whole(self._response)
+        return WholeAnswer(self.status, self.headers, body)
 
     async def raw(self, deadline: float | None) -> AsyncGenerator[bytes, None]:
-        """The bytes as they come."""
+        """The bytes as they come; b"" after each SILENCE_S without any."""
         loop, content, by = asyncio.get_running_loop(), self._response.content, self._begin_by
         while True:
-            async with asyncio.timeout_at(by if deadline is None else min(by, deadline)):
-                data = await content.readany()
+            end = by if deadline is None else min(by, deadline)
+            try:
+                async with asyncio.timeout_at(min(end, loop.time() + SILENCE_S)):
+                    data = await content.readany()  # loses nothing when it is cancelled
+            except TimeoutError:
+                if loop.time() >= end:
+                    raise
+                yield b""
+                continue
             if not data:
                 return
             yield data
@@ -172,18 +171,17 @@ class UpstreamClient:
         self._session: aiohttp.ClientSession | None = None
 
     def start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=POOLED_S),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
-            headers={"accept-encoding": "identity"},  # compression would hold events back
-            trust_env=False,
-        )
+        self._session = http_session()
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """For requests apart from breakers and loads, which are for users' requests."""
+        assert self._session is not None
+        return self._session
 
     @property
     def states(self) -> Mapping[str, UpstreamState]:
@@ -209,7 +207,6 @@ class UpstreamClient:
         deadline: float | None,
     ) -> AsyncIterator[Answer]:
         """One request. Every error of the upstream, in the body of the block too, is an UpstreamFailure."""
-        assert self._session is not None
         if not state.breaker.allow():
             raise UpstreamFailure("breaker_open")
         state.in_flight += 1
@@ -217,7 +214,7 @@ class UpstreamClient:
         try:
             begin_by = asyncio.get_running_loop().time() + state.config.first_byte_timeout_s
             async with asyncio.timeout_at(begin_by if deadline is None else min(begin_by, deadline)):
-                response = await self._session.request(
+                response = await self.session.request(
                     method,
                     state.upstream.endpoint(path),
                     data=body,
@@ -257,14 +254,6 @@ def _sent(headers: Headers, own: Mapping[str, str]) -> "CIMultiDict[str]":
     for name, value in own.items():
         sent[name] = value
     return sent
-
-
-def failure_code(error: Exception) -> str:
-    if isinstance(error, TimeoutError):  # aiohttp's own are TimeoutErrors too
-        return "timeout"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "connect"
-    return "disconnect"
 
 
 async def listed_models(client: UpstreamClient, state: UpstreamState, headers: Headers) -> list[Any]:

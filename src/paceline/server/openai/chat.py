@@ -33,8 +33,12 @@ class ChatServing(ChunkServing):
             llm = self.engine.llm
             read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
-            if request.predict_tool_calls is not None:
+            if request.predict_tool_calls is not None and not request.prefill:
                 context.tool_prediction = await self._predict(context, request, request.predict_tool_calls)
+        if request.prefill:
+            used = await self.read_ahead(http, context, [params])
+            answer = {**self.head(context, COMPLETION), "choices": [], "usage": used}
+            return JSONResponse(answer | self.log.response_metrics(context))
         if request.stream:
             return await self.stream(http, context, [params])
         await self.run(http, context, [params])

@@ -130,9 +130,29 @@ class PacelineMetrics:
             "tokens_per_pass", "Tokens one output gained in a pass", drafter, _TOKENS_PER_PASS
         )
         self.batch_size = histogram("batch_size", "Outputs in a pass", [], _BATCH)
+        self.cache_hits = counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache, by where it had them", ["tier"]
+        )
         self.cache_use = Gauge(
             "paceline_cache_use", "Share of the KV cache in use, 0 to 1", registry=registry
         )
+
+
+def disk_cache_pages() -> CounterMetricFamily:
+    """Of the disk tier of the KV cache, which counts by itself; so are the next two."""
+    return CounterMetricFamily(
+        "paceline_disk_cache_pages",
+        "Pages of the KV cache on the disk that were written, dropped, evicted or found damaged",
+        labels=["event"],
+    )
+
+
+def disk_cache_bytes() -> GaugeMetricFamily:
+    return GaugeMetricFamily("paceline_disk_cache_bytes", "Bytes of the KV cache on the disk, all models")
+
+
+def disk_cache_limit() -> GaugeMetricFamily:
+    return GaugeMetricFamily("paceline_disk_cache_limit_bytes", "The bound of these bytes")
 
 
 def lost_traces() -> CounterMetricFamily:

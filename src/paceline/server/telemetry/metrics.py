@@ -14,13 +14,16 @@ from prometheus_client.registry import Collector
 from paceline.server.telemetry.metric_definitions import (
     PacelineMetrics,
     VllmMetrics,
+    disk_cache_bytes,
+    disk_cache_limit,
+    disk_cache_pages,
     lost_traces,
     route_rates,
     route_speedups,
 )
 from paceline.server.telemetry.route_accounting import RouteAccounting
 from paceline.trace.record import RequestStats
-from paceline.types import Draft, Finish, Round, Seq
+from paceline.types import DiskCacheStats, Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS
 
 P = ParamSpec("P")
@@ -72,6 +75,7 @@ class Metrics:
         lost: Callable[[], Mapping[str, int]] | None = None,
         clock: Callable[[], float] = perf_counter,
         accounting: RouteAccounting | None = None,
+        disk: Callable[[], DiskCacheStats | None] = lambda: None,
     ) -> None:
         self.accounting = accounting or RouteAccounting()
         registry = CollectorRegistry()
@@ -79,6 +83,7 @@ class Metrics:
         if lost is not None:
             registry.register(_LostTraces(lost))
         registry.register(_RouteSpeedups(self.accounting))
+        registry.register(_DiskCache(disk))
         self._vllm = VllmMetrics(registry, model)
         self._paceline = PacelineMetrics(registry)
         self._drafters = frozenset(drafters)
@@ -134,6 +139,8 @@ class Metrics:
             vllm.prompt_tokens.inc(stats.prompt_tokens)
             vllm.cache_queries.inc(stats.prompt_tokens)
             vllm.cache_hits.inc(stats.cached_tokens)
+            self._paceline.cache_hits.labels("memory").inc(stats.cached_tokens - stats.disk_tokens)
+            self._paceline.cache_hits.labels("disk").inc(stats.disk_tokens)
             vllm.queue.observe(stats.queue_s)
         if stats.first_token_s is not None and stats.prefill_s is not None:
             vllm.first_token.observe(stats.first_token_s)
@@ -327,6 +334,25 @@ class _LostTraces(Collector):
         for reason, requests in self._lost().items():
             family.add_metric([reason], requests)
         yield family
+
+
+class _DiskCache(Collector):
+    """Nothing where the KV cache has no disk tier."""
+
+    def __init__(self, stats: Callable[[], DiskCacheStats | None]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        if stats is None:
+            return
+        pages = disk_cache_pages()
+        for event in ("written", "dropped", "evicted", "damaged"):
+            pages.add_metric([event], getattr(stats, event))
+        held, limit = disk_cache_bytes(), disk_cache_limit()
+        held.add_metric([], stats.bytes)
+        limit.add_metric([], stats.limit_bytes)
+        yield from (pages, held, limit)
 
 
 class _RouteSpeedups(Collector):

@@ -50,8 +50,7 @@ class KvCache(c.Structure):
 class Linear(c.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "scale", "bias", "x", "square_sum")),
-        ("inputs", _INT),
-        ("starts_next_late", _INT),
+        *((name, _INT) for name in ("inputs", "first_feature", "starts_next_late")),
         ("inverse_width", _FLOAT),
         ("norm_eps", _FLOAT),
         ("input", _POINTER),

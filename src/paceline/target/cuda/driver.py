@@ -28,7 +28,10 @@ SOURCES: Final = Path(__file__).parent / "csrc"
 SAMPLING: Final = Path(__file__).parents[2] / "sampling" / "csrc"
 HEADERS: Final = (
     SAMPLING / "exact_exp.h",
-    *(SOURCES / f"{name}.h" for name in ("ptx", "pass", "linear", "attention", "cut", "choose", "rows")),
+    *(
+        SOURCES / f"{name}.h"
+        for name in ("ptx", "pass", "linear", "packed", "attention", "cut", "choose", "rows")
+    ),
 )
 # Without -fmad=false the compiler contracts a product and a sum in one row count and not in another.
 OPTIONS: Final = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")

@@ -7,7 +7,7 @@ Captured graphs hold addresses, and everything that differs between passes is da
 import ctypes as c
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -36,6 +36,7 @@ from paceline.target.cuda.arguments import (
 )
 from paceline.target.cuda.batch import PassRows, SequenceRows
 from paceline.target.cuda.driver import Launcher
+from paceline.target.cuda.packing import FORMATS, UNIT_INPUTS, PackedFormat
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import TorchKVMemory
@@ -82,14 +83,48 @@ def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tupl
     return next(fitting, 1), WIDE_KB
 
 
-def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
+def packed_tiling(name: str, rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """The same for packed weights: rows of x take more bytes than the weights of one tile.
+
+    So a block has as many tiles as leave one block for nearly every multiprocessor.
+    """
+    if name == "residual":
+        min_features = 16 * 0.9 * multiprocessors
+        fitting = (n for n in (4, 2) if shape.width >= n * min_features and shape.width % (16 * n) == 0)
+        tiles = next(fitting, 1)
+        few_blocks = shape.width // 16 // tiles <= multiprocessors
+        return tiles, WIDE_KB if few_blocks or rows > 16 else LINEAR_KB
+    if rows > 16:
+        return WIDE_TILES, WIDE_KB
+    features = {
+        "qkv": (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+        "gated": 2 * shape.ff_width,
+        "store": shape.vocab_size,
+    }[name]
+    narrow = name != "store" and features < 16 * WIDE_TILES * multiprocessors
+    return LINEAR_TILES if narrow else WIDE_TILES, LINEAR_KB
+
+
+Products = Set[tuple[str, str]]  # names of kernels and types of weights
+DENSE: Final[Products] = frozenset((name, "bf16") for name in ("qkv", "gated", "residual", "store"))
+
+
+def defines(shape: ModelConfig, multiprocessors: int, products: Products = DENSE) -> list[str]:
     """What the kernels are built with for a model."""
     few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
-    values = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
+    values: dict[str, object] = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
     values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_TILES_64": many[0]}
+    if packed := sorted((name, kind) for name, kind in products if kind in FORMATS):
+        for name in ("qkv", "gated", "residual"):
+            tiles, kb = packed_tiling(name, 16, shape, multiprocessors)
+            values[f"PACKED_{name.upper()}_TILES"] = tiles
+        values["PACKED_RESIDUAL_KB"] = kb
+        values["PRODUCTS"] = " ".join(f"PRODUCT({name},{kind})" for name, kind in packed)
+    types = {kind for _, kind in products}
     return [
         *(f"-D{name}={value}" for name, value in values.items()),
-        *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
+        *(["-DWITH_INT8"] if "int8" in types else []),
+        *([] if "bf16" in types else ["-DWITHOUT_BF16"]),
     ]
 
 
@@ -216,9 +251,8 @@ class Buffers:
         self.square_sums = new(2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
         self.logits = new(MAX_ROWS, weights.padded_vocab)
         self.processed = new(MAX_ROWS, weights.padded_vocab)  # logits after bias and penalties
-        self.qkv = (
-            new(MAX_ROWS, weights.layers[0].qkv.features) if weights.layers[0].q_norm is not None else None
-        )
+        first = weights.layers[0]
+        self.qkv = None if first.q_norm is None else new(MAX_ROWS, _features(first.qkv))
         chunks = -(-max_context // KEY_CHUNK) + 1
         self.max_parts = max(MIN_PARTS, FULL_CONTEXT_ROWS * chunks)
         self.partial = new(shape.heads, self.max_parts, shape.head_dim)
@@ -437,7 +471,8 @@ class PassKernels:
         before, between, after = (b.square_sums[2 * place + i] for i in range(3))
         cache = self._cache(layer)
         if weights.q_norm is None:
-            self._qkv(weights, before, cache, first=place == 0)
+            for part in weights.qkv:
+                self._qkv(part, before, cache, first=place == 0)
         else:
             self._qkv_with_norms(weights, before, cache, first=place == 0)
         self._attention(cache, window=shape.window if shape.local_layers and shape.local_layers[layer] else 0)
@@ -447,10 +482,10 @@ class PassKernels:
         self._product("gated", gated, weights.gate_up)
         self._residual(weights.down, b.gated, self._norm_before(place + 1), after, b.x_attn, tap)
 
-    def _qkv(self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool) -> None:
+    def _qkv(self, part: Matrix, squares: Tensor, cache: args.KvCache, first: bool) -> None:
         b, shape = self._buffers, self._shape
         argument = self._linear(
-            weights.qkv,
+            part,
             b.x_attn,
             squares,
             queries=_at(b.queries),
@@ -463,21 +498,22 @@ class PassKernels:
             query_scale=_query_scale(shape),
             starts_next_late=first,
         )
-        self._product("qkv", argument, weights.qkv)
+        self._product("qkv", argument, part)
 
     def _qkv_with_norms(
         self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool
     ) -> None:
         b, shape = self._buffers, self._shape
-        product = self._linear(
-            weights.qkv,
-            b.x_attn,
-            squares,
-            out_f32=_at(b.qkv),
-            columns=weights.qkv.features,
-            starts_next_late=first,
-        )
-        self._product("store", product, weights.qkv)
+        for part in weights.qkv:
+            product = self._linear(
+                part,
+                b.x_attn,
+                squares,
+                out_f32=_at(b.qkv),
+                columns=_features(weights.qkv),
+                starts_next_late=first,
+            )
+            self._product("store", product, part)
         argument = args.HeadNorm(
             qkv=_at(b.qkv),
             query_norm=_at(weights.q_norm),
@@ -580,6 +616,7 @@ class PassKernels:
             x=_at(x),
             square_sum=_at(squares),
             inputs=matrix.inputs,
+            first_feature=matrix.first_feature,
             inverse_width=1 / self._shape.width,
             norm_eps=self._shape.norm_eps,
             input=_at(self._buffers.input),
@@ -587,9 +624,13 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        rows, kind = 8 * self._row_tiles, self._weights.kind
-        tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors, kind == "int8")
-        shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
+        rows, kind = 8 * self._row_tiles, matrix.type
+        if kind in FORMATS:
+            tiles, kb = packed_tiling(name, rows, self._shape, self._multiprocessors)
+            shared = packed_shared_bytes(rows, tiles, kb, FORMATS[kind])
+        else:
+            tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors, kind == "int8")
+            shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
         self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
 
@@ -618,6 +659,18 @@ def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int
     stages = max(2, min(8, kb * 1024 // stage))
     sums = 4 * WARPS * tiles * 16 * (rows + 1)
     return 4 * MAX_ROWS + max(stage * stages, sums)
+
+
+def packed_shared_bytes(rows: int, tiles: int, kb: int, format: PackedFormat) -> int:
+    """As PackedProduct in packed.h."""
+    stage = WARPS * (tiles * format.stage_bytes + rows * UNIT_INPUTS * 2)
+    stages = max(2, min(8, kb * 1024 // stage))
+    sums = 4 * WARPS * tiles * 16 * (rows + 1)
+    return 4 * MAX_ROWS + max(stage * stages, sums)
+
+
+def _features(parts: Sequence[Matrix]) -> int:
+    return sum(part.features for part in parts)
 
 
 def _words(tensor: Tensor) -> "memoryview[int]":

@@ -13,6 +13,7 @@ from paceline.target.cuda.graphs import Buffers
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.kv.cache import BLOCK, TorchKVMemory, blocks_in
 from paceline.target.weights.model_config import ModelConfig
+from paceline.target.weights.tensors import EncodedMatrix, TensorEntry
 
 GRAPH_BYTES: Final = 96 * 2**20  # captured graphs and the driver's own
 SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
@@ -42,16 +43,39 @@ class MemoryPlan:
         return max(0, (free - self.total + self.cache) // _MB)
 
 
-def plan(
-    shape: ModelConfig, sizes: Mapping[str, tuple[int, ...]], config: EngineConfig, kind: WeightType = "bf16"
-) -> MemoryPlan:
-    """sizes: of the model's tensors. All are made on torch's meta device, where they take no memory."""
-    meta = torch.device("meta")
-    tensors = {name: torch.empty(size, dtype=torch.bfloat16, device=meta) for name, size in sizes.items()}
-    weights, (rows, blocks, _) = CudaWeights(shape, tensors, meta, kind), make_cache(shape, config, meta)
+def plan(weights: CudaWeights, config: EngineConfig) -> MemoryPlan:
+    """weights: on torch's meta device, where nothing takes memory."""
+    shape, meta = weights.shape, torch.device("meta")
+    rows, blocks, _ = make_cache(shape, config, meta)
     buffers = Buffers(weights, min(shape.max_context, blocks * BLOCK), meta)
     histories = 8 * max(config.max_batch, MAX_SEQUENCES) * weights.padded_vocab  # bias and counts
     return MemoryPlan(nbytes(weights), nbytes(rows), nbytes(buffers) + histories)
+
+
+def planned_weights(
+    shape: ModelConfig,
+    sizes: Mapping[str, tuple[int, ...]],
+    kind: WeightType = "bf16",
+    kept: Mapping[str, TensorEntry] | None = None,
+) -> CudaWeights:
+    """On torch's meta device. sizes: of the model's tensors; kept: matrices that stay encoded."""
+    meta, kept = torch.device("meta"), kept or {}
+
+    def empty(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=meta)
+
+    tensors = {
+        name: empty(size, torch.bfloat16)
+        for name, size in sizes.items()
+        if name == "embed" or name not in kept
+    }
+    encoded = {
+        name: EncodedMatrix(
+            entry.encoding, empty((entry.shape[0], entry.nbytes // entry.shape[0]), torch.uint8)
+        )
+        for name, entry in kept.items()
+    }
+    return CudaWeights(shape, tensors, meta, kind, encoded)
 
 
 def make_cache(

@@ -13,12 +13,13 @@ from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
 from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.driver import GpuLauncher, Launcher
-from paceline.target.cuda.graphs import BUCKETS, ChooseKind, PassKind, PassRunner, defines
+from paceline.target.cuda.graphs import BUCKETS, DENSE, ChooseKind, PassKind, PassRunner, Products, defines
 from paceline.target.cuda.memory import make_cache, nbytes
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
 from paceline.target.kv.cache import BLOCK, PagedCache
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
+from paceline.target.weights.tensors import EncodedMatrix
 from paceline.types import NO_DRAFT, Bits, Draft, Feed, Sampler, Scores
 
 _BUCKET: Final = tuple(next(size for size in BUCKETS if size >= rows) for rows in range(MAX_ROWS + 1))
@@ -87,9 +88,11 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     ) -> None:
         """launcher: None: the GPU that the configuration names."""
         self.shape = shape = weights.shape
-        self._launcher = launcher or make_launcher(shape, config, kind)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
-        self._weights = CudaWeights(shape, tensors, self._launcher.device, kind)
+        encoded = cast(MutableMapping[str, EncodedMatrix], weights.encoded)
+        device = placement(config)[0] if launcher is None else launcher.device
+        self._weights = CudaWeights(shape, tensors, device, kind, encoded)
+        self._launcher = launcher or make_launcher(shape, config, self._weights.kernels)
         self._rows, blocks, spare = make_cache(shape, config, self._launcher.device)
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spare = SpareSlots(blocks * BLOCK, spare)
@@ -251,11 +254,11 @@ class CudaTarget(PagedTarget[_FeedRecord]):
                 cached.index_copy_(2, at, noise.expand(*cached.shape[:2], len(slots), -1).contiguous())
 
 
-def make_launcher(shape: ModelConfig, config: EngineConfig, kind: WeightType = "bf16") -> GpuLauncher:
+def make_launcher(shape: ModelConfig, config: EngineConfig, products: Products = DENSE) -> GpuLauncher:
     """Builds the kernels for this model and GPU. Raises NotCompiled where it cannot."""
     device, _ = placement(config)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return GpuLauncher(device, defines(shape, multiprocessors, int8=kind == "int8"))
+    return GpuLauncher(device, defines(shape, multiprocessors, products))
 
 
 def _scored_from(feed: Feed) -> int:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from paceline.config import EngineConfig
+from paceline.config import FLOAT_DTYPES, EngineConfig
 from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
 from paceline.target import hardware
@@ -36,7 +36,7 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError("device", name, "cpu", "torch sees no GPU here")
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
+    dtype = cast(torch.dtype, getattr(torch, config.dtype)) if config.dtype in FLOAT_DTYPES else usual
     if device.type == "cpu":
         hardware.prepare(dtype)
     return device, dtype

@@ -1,18 +1,25 @@
 """A paged KV cache (PagedAttention, arXiv 2309.06180): blocks that sequences with a common prefix share."""
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Final, Protocol
 
 import torch
 
 from paceline.errors import CacheFull, SettingError
+from paceline.target.kv.disk_cache import MIN_ROWS, DiskCache, StoredPage
+from paceline.target.kv.page_file import Bytes, page_key
 from paceline.target.kv.radix_tree import Node, RadixTree
 from paceline.target.weights.model_config import ModelConfig
 from paceline.types import CacheStats
 
 BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
+MAX_REWRITES: Final = 4  # blocks that a sequence found in memory and writes to the disk again at its end
+LOADED_AT_ONCE: Final = 16  # pages, between two looks at the clock
 _MB: Final = 2**20
 
 
@@ -29,6 +36,11 @@ class KVMemory(Protocol):
     """The memory of keys and values."""
 
     def copy(self, source: int, target: int, count: int) -> None: ...  # slots, both multiples of the block
+
+    # A page holds the rows of a block from its first slot on, and nothing else that depends on anything.
+    def page_bytes(self, rows: int) -> int: ...
+    def save(self, slot: int, rows: int, page: Bytes) -> None: ...
+    def load(self, slot: int, rows: int, page: Bytes) -> None: ...
 
 
 class TorchKVMemory:
@@ -53,6 +65,24 @@ class TorchKVMemory:
             for buffer in (self.k, self.v):
                 buffer[:, :, target : target + count] = buffer[:, :, source : source + count]
 
+    def page_bytes(self, rows: int) -> int:
+        layers, heads, _, width = self.k.shape
+        return 2 * layers * heads * rows * width * self.k.itemsize
+
+    def save(self, slot: int, rows: int, page: Bytes) -> None:
+        with torch.inference_mode():
+            for part, buffer in zip(self._parts(rows, page), (self.k, self.v), strict=True):
+                part[:] = buffer[:, :, slot : slot + rows]
+
+    def load(self, slot: int, rows: int, page: Bytes) -> None:
+        with torch.inference_mode():
+            for part, buffer in zip(self._parts(rows, page), (self.k, self.v), strict=True):
+                buffer[:, :, slot : slot + rows] = part
+
+    def _parts(self, rows: int, page: Bytes) -> torch.Tensor:
+        layers, heads, _, width = self.k.shape
+        return torch.from_numpy(page).view(self.k.dtype).view(2, layers, heads, rows, width)
+
 
 @dataclass(slots=True)
 class BlockTable:
@@ -68,6 +98,11 @@ class BlockTable:
     nodes: list[Node]
     grows: bool = False  # the last node is partial and this sequence alone writes after its rows
     partial: bool = True  # a part of a block may be matched
+    # For the disk tier:
+    keys: list[bytes] = field(default_factory=list)  # the root's, then one of each whole block
+    stored: deque[StoredPage] = field(default_factory=deque)  # pages to be loaded
+    writes: bool = False  # its rows may be written
+    prompt_rows: int = 0  # where its prompt ends, if the page that ends there is still to be written
 
     @property
     def sealed(self) -> int:
@@ -142,10 +177,12 @@ class PagedCache:
 
     For strangers (`open` without `partial`) a block is found only as a whole: with all its tokens, or with
     all that an earlier sequence had in it at its end. Nothing depends on a part that agrees, so nobody learns
-    another's text token by token.
+    another's text token by token. That holds for the disk tier too, where pages are found by content as a
+    whole, whoever opens them.
     """
 
     def __init__(self, rows: KVMemory, blocks: int, block: int = BLOCK) -> None:
+        self.disk: DiskCache | None = None
         self._rows = rows
         self.blocks = blocks
         self.block = block
@@ -158,16 +195,23 @@ class PagedCache:
     def stats(self) -> CacheStats:
         free, cached = self._free.count, self._tree.idle
         live = self.blocks - free - cached
-        return CacheStats(self.blocks, free, cached, live, self._evicted, self._queried, self._hits)
+        disk = None if self.disk is None else self.disk.stats
+        return CacheStats(self.blocks, free, cached, live, self._evicted, self._queried, self._hits, disk)
 
-    def open(self, seq_id: str, tenant: str, tokens: Sequence[int], partial: bool = True) -> int:
+    def open(
+        self, seq_id: str, tenant: str, tokens: Sequence[int], partial: bool = True, writes: bool = False
+    ) -> int:
         """Attaches the longest cached prefix and gives its length; the last token is never part of it.
 
         partial: it may end anywhere in a block. All sequences of a tenant should have the same.
+        writes: its rows may be written to the disk.
         """
         if seq_id in self._live:
             raise ValueError(f"sequence {seq_id!r} is open already")
         root, nodes, tail, tail_rows = self._tree.find(tenant, tuple(tokens[:-1]), partial)
+        keys, stored = self._find_stored(tenant, tokens[:-1], len(nodes), tail_rows)
+        if stored:
+            tail, tail_rows = None, 0
         length = len(nodes) * self.block + tail_rows
         grows = False
         if tail is not None:
@@ -177,10 +221,61 @@ class PagedCache:
         for node in (root, *nodes):
             self._tree.hold(node)
         table = [node.block for node in nodes]
-        self._live[seq_id] = BlockTable(self.block, root, list(tokens[:length]), table, nodes, grows, partial)
+        self._live[seq_id] = pages = BlockTable(
+            self.block, root, list(tokens[:length]), table, nodes, grows, partial, keys, stored
+        )
+        pages.writes = writes and self.disk is not None
+        pages.prompt_rows = len(tokens) - 1 if partial else 0
         self._queried += len(tokens)
         self._hits += length
         return length
+
+    def _find_stored(
+        self, tenant: str, tokens: Sequence[int], held: int, tail_rows: int
+    ) -> tuple[list[bytes], deque[StoredPage]]:
+        """The keys of the blocks in memory, and the pages that continue them further than memory does."""
+        if self.disk is None:
+            return [], deque()
+        keys = self.disk.keys(tenant, tokens[: held * self.block])
+        pages = self.disk.find(keys[-1], tokens[held * self.block :])
+        if sum(len(page.tokens) for page in pages) < tail_rows + MIN_ROWS:
+            return keys, deque()
+        self.disk.read_ahead(pages[LOADED_AT_ONCE:])
+        return keys, deque(pages)
+
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        """Loads the pages that `open` found on the disk, for about so long; one at least.
+
+        Gives the valid rows, and True if there are more pages to be loaded.
+        """
+        pages, deadline = self._pages(seq_id), perf_counter() + seconds
+        while pages.stored:
+            count = LOADED_AT_ONCE if seconds else 1
+            some = [pages.stored.popleft() for _ in range(min(count, len(pages.stored)))]
+            if not self._load(seq_id, pages, some):
+                pages.stored.clear()
+            if perf_counter() >= deadline:
+                break
+        return len(pages.tokens), bool(pages.stored)
+
+    def _load(self, seq_id: str, pages: BlockTable, stored: Sequence[StoredPage]) -> bool:
+        """False if one is not there any more, or has no room: what follows it is of no use."""
+        assert self.disk is not None
+        fitting: list[StoredPage] = []
+        with suppress(CacheFull):
+            for page in stored:
+                self.extend(seq_id, sum(len(p.tokens) for p in fitting) + len(page.tokens))
+                fitting.append(page)
+        blocks = pages.table[len(pages.tokens) // self.block :]
+
+        def place(index: int, content: Bytes) -> None:
+            self._rows.load(blocks[index] * self.block, len(fitting[index].tokens), content)
+
+        loaded = self.disk.load(fitting, place)
+        for page in fitting[:loaded]:
+            self.append(seq_id, page.tokens)
+            self._hits += len(page.tokens)
+        return loaded == len(stored)
 
     def extend(self, seq_id: str, n: int) -> None:
         """Makes room for n rows after the valid ones."""
@@ -211,6 +306,10 @@ class PagedCache:
         pages.tokens.extend(tokens)
         while (pages.sealed + 1) * self.block <= len(pages.tokens):
             self._seal(pages)
+            self._write_block(pages, pages.sealed - 1)
+        if pages.writes and 0 < pages.prompt_rows <= len(pages.tokens):
+            self._write_part(pages, pages.prompt_rows)  # for the same prompt, or one that begins with it
+            pages.prompt_rows = 0
 
     def truncate(self, seq_id: str, length: int) -> None:
         """Drops the rows from `length` on, and the room after them."""
@@ -223,10 +322,14 @@ class PagedCache:
             self._tree.release(node)
         pages.grows = pages.grows and keep >= len(pages.nodes)
         del pages.nodes[keep:], pages.table[keep:], pages.tokens[length:]
+        del pages.keys[length // self.block + 1 :]
+        pages.stored.clear()
 
     def close(self, seq_id: str) -> None:
         """Ends a sequence; its rows stay cached until they are evicted."""
         pages = self._pages(seq_id)
+        if pages.writes:
+            self._write_rest(pages)
         self._keep_tail(pages)
         self._drop_own(pages, 0)
         for node in (*reversed(pages.nodes), pages.root):
@@ -320,6 +423,35 @@ class PagedCache:
         self._tree.hold(node)
         pages.nodes.append(node)
         pages.table[index] = node.block
+
+    def _write_block(self, pages: BlockTable, index: int) -> None:
+        """Notes the key of a block that became whole, and offers it to the disk tier."""
+        if pages.keys:
+            pages.keys.append(page_key(pages.keys[index], pages.content(index)))
+            self._offer(pages, index, self.block, pages.keys[-1])
+
+    def _write_part(self, pages: BlockTable, end: int) -> bytes | None:
+        """Offers the rows of a block up to row `end` to the disk tier; gives the page's key."""
+        index, rows = divmod(end, self.block)
+        if rows < MIN_ROWS or index >= len(pages.keys):
+            return None
+        key = page_key(pages.keys[index], pages.content(index)[:rows])
+        self._offer(pages, index, rows, key)
+        return key
+
+    def _offer(self, pages: BlockTable, index: int, rows: int, key: bytes) -> None:
+        if self.disk is not None and pages.writes:
+            slot = pages.table[index] * self.block
+            self.disk.offer(key, rows, lambda page: self._rows.save(slot, rows, page))
+
+    def _write_rest(self, pages: BlockTable) -> None:
+        """At its end: the last rows, and blocks that were found in memory but are not on the disk."""
+        assert self.disk is not None
+        missing = [i for i, key in enumerate(pages.keys[1:]) if key not in self.disk]
+        for index in missing[:MAX_REWRITES]:
+            self._offer(pages, index, self.block, pages.keys[index + 1])
+        tail = self._write_part(pages, len(pages.tokens))
+        self.disk.used([*pages.keys[1:], *([] if tail is None else [tail])])
 
     def _keep_tail(self, pages: BlockTable) -> None:
         """Registers the last, partial block, unless another one holds the same and, if that counts, more."""

@@ -3,6 +3,7 @@
 import ctypes as c
 import os
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -199,6 +200,15 @@ def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:
         *(native_build.Unit(FOLDER / f"{name}.cpp") for name in PLAIN_CODE),
     ]
     return f"forward-{path}", units, sorted(FOLDER.glob("*.h"))
+
+
+@cache
+def source_digest() -> str:
+    """Of the C++ and of how it is compiled, the same for all paths, which compute the same bits."""
+    digest = sha256(repr(native_build.COMPILE).encode())
+    for source in sorted(FOLDER.glob("*.*")):
+        digest.update(f"\n{source.name}\n".encode() + source.read_bytes())
+    return digest.hexdigest()
 
 
 def build(path: str, extra: tuple[str, ...] = ()) -> Path:

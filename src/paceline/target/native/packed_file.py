@@ -50,16 +50,16 @@ def load_packed(
     layout = plan(tensors, four_bits)
     path = home() / "packed" / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
     key = _key(layout, fingerprint, {entry.file for entry in tensors.values()})
-    data = _read(path, key, layout.nbytes, lib)
-    if data is None:
+    packed = _read(path, key, layout.nbytes, lib)
+    if packed is None:
         with ExitStack() as lock:
             with suppress(OSError):  # without a lock where the folder cannot be written to
                 lock.enter_context(locked(path.with_suffix(".lock"), on_wait=_log_wait))
                 remove_unfinished(path)
-                data = _read(path, key, layout.nbytes, lib)  # another process may have packed it
-            if data is None:
-                data = _pack(path, key, layout, checkpoint, tensors, lib)
-    return PackedWeights(layout, data)
+                packed = _read(path, key, layout.nbytes, lib)  # another process may have packed it
+            if packed is None:
+                packed = _pack(path, key, layout, checkpoint, tensors, lib)
+    return PackedWeights(layout, *packed)
 
 
 def _log_wait() -> None:
@@ -100,8 +100,8 @@ def _read_into(chunk: Bytes, file: int, offset: int) -> None:
         rest, offset = rest[count:], offset + count
 
 
-def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> Bytes | None:
-    """The data of the file if it has this key and its content is unchanged, else None.
+def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> tuple[Bytes, str] | None:
+    """The data of the file and its digest if it has this key and its content is unchanged, else None.
 
     Weights are read in long streams, which cross fewer pages in a copy in huge pages than in a mapped file.
     """
@@ -117,7 +117,7 @@ def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> Bytes | None
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 data = np.frombuffer(mapped, np.uint8)[_HEADER:]
                 if _checked_this_boot(path, file.fileno()):
-                    return data
+                    return data, header[len(key) :].rstrip(b"\0").decode()
                 digest = content_digest(data, lib)
                 _unmap_pages(mapped)  # memory is short
                 if header == _header(key, digest):
@@ -127,7 +127,7 @@ def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> Bytes | None
     if header != _header(key, digest):
         log.warning("%s is damaged: the weights are packed again", path.name)
         return None
-    return data
+    return data, digest
 
 
 def _checked_this_boot(path: Path, file: int) -> bool:
@@ -172,7 +172,7 @@ def _pack(
     checkpoint: Checkpoint,
     tensors: Mapping[str, TensorEntry],
     lib: ctypes.CDLL,
-) -> Bytes:
+) -> tuple[Bytes, str]:
     """Into a new file that gets its name when it is whole, or into memory where no file can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def _pack(
     data = np.empty(layout.nbytes + 4096, np.uint8)
     data = data[-data.ctypes.data % 4096 :][: layout.nbytes]
     pack_into(data, layout, checkpoint, tensors, lib)
-    return data
+    return data, content_digest(data, lib)
 
 
 def _unmap_pages(mapped: mmap.mmap) -> None:

@@ -67,8 +67,10 @@ class Layout:
 class PackedWeights:
     """Packed tensors in one stretch of memory."""
 
-    def __init__(self, layout: Layout, data: Bytes) -> None:
+    def __init__(self, layout: Layout, data: Bytes, digest: str = "") -> None:
+        """digest: of all the data."""
         self.layout = layout
+        self.digest = digest
         self._data = data
         self._start = data.ctypes.data
         self.nbytes = layout.nbytes

@@ -1,13 +1,18 @@
 """The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
 
 import ctypes
+import json
 import logging
 import mmap
+import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
+from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
@@ -22,18 +27,23 @@ from paceline.target import hardware
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
+from paceline.target.kv.disk_cache import DiskCache
+from paceline.target.kv.page_file import PageFormat
 from paceline.target.native import library
 from paceline.target.native.batch import NativeBatch, ScratchBlocks
 from paceline.target.native.block_head import NativeBlock, unsupported_reason
 from paceline.target.native.embeddings import PackedEmbeddings, packed_embeddings
 from paceline.target.native.library import SUB_BLOCK
-from paceline.target.native.packing import PackedWeights
+from paceline.target.native.packing import Bytes, PackedWeights
 from paceline.target.native.threads import ThreadPool
 from paceline.target.weights.model_config import ModelConfig, layer_share
 from paceline.types import NO_DRAFT, Feed, Scores
 
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
 SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
+ROPE_SAMPLE: Final = 4096  # positions whose rotations are part of what names a page
+MAX_READY: Final = 128 * 2**20  # bytes of the KV cache made ready for pages that are on the disk
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later
 _HALF: Final = 2  # bytes
 
 log = logging.getLogger("paceline")
@@ -79,6 +89,22 @@ class NativeTarget(PagedTarget[_FeedRecord]):
 
     def describe(self) -> str:
         return f"native, {self.path}, {self.threads} threads"
+
+    def add_disk_cache(self, folder: Path, limit: int, name: str) -> None:
+        """Pages of the KV cache go to this folder and are found there. limit: bytes. name: of the model.
+
+        Every path computes the same bits, so a page is named neither by it nor by the number of threads.
+        """
+        decides = [self.fingerprint, self._held[0].digest, library.source_digest(), self._kv.layout()]
+        digest = sha256(json.dumps([*decides, sys.byteorder]).encode())
+        for table in self._rope.rows(range(ROPE_SAMPLE)):
+            digest.update(table.tobytes())
+        xxh64 = self._lib.paceline_xxh64
+        page_format = PageFormat(digest.digest(), lambda page: xxh64(page.ctypes.data, len(page), 0))
+        self._cache.disk = disk = DiskCache(folder, page_format, limit, self._kv.page_bytes, BLOCK, name)
+        ready = min(disk.own_pages * BLOCK, MAX_READY // self._kv.page_bytes(BLOCK) * BLOCK, self.capacity)
+        if ready:
+            threading.Thread(target=self._kv.make_ready, args=(ready,), daemon=True).start()
 
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
@@ -249,12 +275,57 @@ class NativeKVMemory:
         self.keys[:, :, b, :, j] = self.keys[:, :, a, :, i]
         self.values[:, :, targets] = self.values[:, :, sources]
 
+    def make_ready(self, slots: int) -> None:
+        """Has the system provide the memory of the first slots now; rows that are there stay as they are."""
+        for memory, array in zip(self._memory, (self.keys, self.values), strict=True):
+            each = array.strides[1]  # bytes of one layer's head
+            used = slots * each // (self.sub_blocks * SUB_BLOCK)
+            for start in range(0, array.nbytes, each):
+                page = start // mmap.PAGESIZE * mmap.PAGESIZE
+                with suppress(OSError, ValueError):  # not every system can
+                    memory.madvise(_POPULATE_WRITE, page, start + used - page)
+
+    def page_bytes(self, rows: int) -> int:
+        return sum(array.nbytes for array in self._views(0, rows))
+
+    def save(self, slot: int, rows: int, page: Bytes) -> None:
+        """Whole sub-blocks, in which zeros follow the rows."""
+        views = self._views(slot, rows)
+        keys, values = parts = _parts(page, views)
+        for part, view in zip(parts, views, strict=True):
+            part[:] = view
+        if unused := -rows % SUB_BLOCK:
+            keys[:, :, -1, :, -unused:] = 0
+            values[:, :, -unused:] = 0
+
+    def load(self, slot: int, rows: int, page: Bytes) -> None:
+        views = self._views(slot, rows)
+        for part, view in zip(_parts(page, views), views, strict=True):
+            view[:] = part
+
+    def _views(self, slot: int, rows: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """The sub-blocks that hold these rows. slot: a multiple of 16."""
+        sub, count = slot // SUB_BLOCK, -(-rows // SUB_BLOCK)
+        return self.keys[:, :, sub : sub + count], self.values[:, :, slot : slot + count * SUB_BLOCK]
+
+    def layout(self) -> list[object]:
+        """Decides what the bytes of a page mean, besides the engine's own source."""
+        shapes = [(array.shape[:2], array.shape[3:], array.dtype.str) for array in (self.keys, self.values)]
+        return [BLOCK, SUB_BLOCK, shapes]
+
     def fill_with_noise(self, slots: list[int]) -> None:
         """Fills slots, the first a multiple of 16, and what else is in their sub-blocks, with small noise."""
         noise = np.random.default_rng(0).standard_normal(self.keys.shape[-2:]).astype(np.float16)
         for sub in sorted({slot // SUB_BLOCK for slot in slots}):
             self.keys[:, :, sub] = noise
             self.values[:, :, sub * SUB_BLOCK : (sub + 1) * SUB_BLOCK] = noise.T
+
+
+def _parts(page: Bytes, views: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """A page as arrays of the views' types and shapes."""
+    ends = np.cumsum([view.nbytes for view in views])
+    pieces = np.split(page, ends[:-1])
+    return [piece.view(view.dtype).reshape(view.shape) for piece, view in zip(pieces, views, strict=True)]
 
 
 def _memory(nbytes: int) -> mmap.mmap:

@@ -1,10 +1,12 @@
 """The configuration of a decoder: everything the forward pass needs besides the weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
+
+from paceline.target.weights.tensors import EncodedMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Weights:
     shape: ModelConfig
     tensors: Mapping[str, Tensor]
     fingerprint: str  # tells models apart; see stored.fingerprint for what it covers
+    encoded: Mapping[str, EncodedMatrix] = field(default_factory=dict)  # matrices left as the file holds them
 
 
 def layer_share(shape: ModelConfig) -> float:

@@ -1,6 +1,6 @@
 """Weights from disk: a GGUF file or a Hugging Face folder, as dense tensors under canonical names."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.hf_folder import open_folder
 from paceline.target.weights.model_config import ModelConfig, Weights
-from paceline.target.weights.tensors import TensorEntry, fingerprint, read_tensor
+from paceline.target.weights.tensors import EncodedMatrix, TensorEntry, fingerprint, read_raw, read_tensor
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -30,10 +30,18 @@ FAMILY_PARTS: Final = {
 }
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Weights:
-    """Reads a model. Norm weights too get `dtype`; encoded weights are decoded in float32, then rounded."""
+def load(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+    keep: Container[str] = (),
+) -> Weights:
+    """Reads a model. Norm weights too get `dtype`; encoded weights are decoded in float32, then rounded.
+
+    keep: matrices in these encodings are left encoded (see kept_matrices); the embedding is decoded as well.
+    """
     try:
-        return _load(open_checkpoint(path), dtype, progress)
+        return _load(open_checkpoint(path), dtype, progress, keep)
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
 
@@ -64,19 +72,53 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise UnknownModel(f"there is no {path.name}; expected a GGUF file or a folder with config.json")
 
 
-def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None) -> Weights:
+def _load(
+    checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None, keep: Container[str]
+) -> Weights:
     entries = dict(canonical_tensors(checkpoint))
+    kept = kept_matrices(checkpoint, entries, keep)
     total, done = sum(entry.nbytes for entry in entries.values()), 0
     tensors: dict[str, Tensor] = {}
+    encoded: dict[str, EncodedMatrix] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for name, entry in entries.items():
-            tensors[name] = read_canonical(checkpoint, name, entry, dtype, pool)
+            if name in kept:
+                encoded[name] = _read_encoded(checkpoint, name, entry)
+            if name not in kept or name == "embed":
+                tensors[name] = read_canonical(checkpoint, name, entry, dtype, pool)
             done += entry.nbytes
             if progress is not None:
                 progress(done, total)
-    return Weights(
-        rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, entries.items())
-    )
+    digest = fingerprint(checkpoint.identity, entries.items())
+    return Weights(rounded(checkpoint.shape, dtype), tensors, digest, encoded)
+
+
+def kept_matrices(
+    checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], encodings: Container[str]
+) -> dict[str, TensorEntry]:
+    """The matrices in one of these encodings; gate and up are one product, kept if they are encoded alike.
+
+    The embedding is looked up, so it is kept only as the head that is tied to it.
+    """
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if len(entry.shape) == 2
+        and entry.encoding in encodings
+        and (name != "embed" or checkpoint.tied)
+        and entry.encoding == entries[_partner(name)].encoding
+    }
+
+
+def _partner(name: str) -> str:
+    """The matrix that shares a product with this one, whatever their encodings."""
+    layer, _, part = name.rpartition(".")
+    return {"gate": f"{layer}.up", "up": f"{layer}.gate"}.get(part, name)
+
+
+def _read_encoded(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> EncodedMatrix:
+    rows = torch.from_numpy(read_raw(entry)).view(entry.shape[0], -1)
+    return EncodedMatrix(entry.encoding, _rotated(checkpoint, name, rows))
 
 
 def rounded(shape: ModelConfig, dtype: torch.dtype) -> ModelConfig:
@@ -87,13 +129,16 @@ def rounded(shape: ModelConfig, dtype: torch.dtype) -> ModelConfig:
 def read_canonical(
     checkpoint: Checkpoint, name: str, entry: TensorEntry, dtype: torch.dtype, pool: Executor
 ) -> Tensor:
-    part, shape = name.rpartition(".")[2], checkpoint.shape
-    if part.endswith("norm") and checkpoint.norm_shift:
+    if name.endswith("norm") and checkpoint.norm_shift:
         return (read_tensor(entry, torch.float32, pool) + checkpoint.norm_shift).to(dtype)
-    tensor = read_tensor(entry, dtype, pool)
+    return _rotated(checkpoint, name, read_tensor(entry, dtype, pool))
+
+
+def _rotated(checkpoint: Checkpoint, name: str, rows: Tensor) -> Tensor:
+    part, shape = name.rpartition(".")[2], checkpoint.shape
     if checkpoint.interleaved and part in ("q", "k", "q_bias", "k_bias"):
-        return half_rotation(tensor, shape.heads if part[0] == "q" else shape.kv_heads)
-    return tensor
+        return half_rotation(rows, shape.heads if part[0] == "q" else shape.kv_heads)
+    return rows
 
 
 def half_rotation(rows: Tensor, heads: int) -> Tensor:

@@ -50,6 +50,19 @@ class TensorEntry:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedMatrix:
+    """A matrix as a file holds it: rows [outputs, bytes of a row] of one encoding."""
+
+    encoding: str
+    rows: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        kind = ENCODINGS[self.encoding]
+        return self.rows.shape[0], self.rows.shape[1] // kind.nbytes * kind.elements
+
+
 def require_whole(file: Path, ends: Mapping[str, int]) -> None:
     """Checks that every tensor ends (in bytes from the start) inside the file."""
     size = file.stat().st_size

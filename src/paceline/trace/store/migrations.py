@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, insert, inspect, select, text, update
 
 from paceline.errors import StoreError
-from paceline.trace.store.schema import GATE_TABLES, METADATA, VERSIONS
+from paceline.trace.store.schema import GATE_TABLES, METADATA, UPSTREAM_WINDOWS, VERSIONS
 
 Step = Callable[[Connection], None]
 
@@ -19,9 +19,13 @@ def _add_gate_tables(connection: Connection) -> None:
     METADATA.create_all(connection, tables=GATE_TABLES)
 
 
+def _add_upstream_windows(connection: Connection) -> None:
+    METADATA.create_all(connection, tables=[UPSTREAM_WINDOWS])
+
+
 # STEPS[n - 1] takes a store from version n to n + 1; once released, a step stays as it is.
 # A new store is made as METADATA says, so a step and METADATA change together.
-STEPS: tuple[Step, ...] = (_add_metadata, _add_gate_tables)
+STEPS: tuple[Step, ...] = (_add_metadata, _add_gate_tables, _add_upstream_windows)
 
 ONE_AT_A_TIME = 0x706163656C696E65  # of PostgreSQL's advisory locks, the one for making and changing tables
 

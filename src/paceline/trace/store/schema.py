@@ -158,6 +158,16 @@ ROLLOUT_CHANGES: Final = Table(  # the audit: never updated, never pruned
     Index("paceline_rollout_changes_experiment", "experiment"),
 )
 
+UPSTREAM_WINDOWS: Final = Table(  # growth of the upstreams' counters
+    "paceline_upstream_windows",
+    METADATA,
+    _key(),
+    _seconds("created"),
+    _text("experiment"),
+    _json("window"),
+    Index("paceline_upstream_windows_experiment", "experiment", "created"),
+)
+
 GATE_TABLES: Final = (PAIRS, SERVED, FEEDBACK, ROLLOUTS, ROLLOUT_CHANGES)
 
 SUMMARY: Final = tuple(c for c in REQUESTS.columns if c.name not in TEXT)  # what a list shows

@@ -4,8 +4,9 @@ The prompts are paceline's own token ids, so that both sides mean the same text.
 tool call: the server's grammars are its own.
 """
 
+import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.errors import DataError, SettingError, one_line
@@ -14,7 +15,7 @@ from paceline.train.data.answer_plan import PlannedAnswer
 from paceline.train.data.rollout import Rollout
 
 if TYPE_CHECKING:
-    import httpx
+    import aiohttp
 
 CONCURRENCY: Final = 32  # requests at once: the server batches them
 TIMEOUT_S: Final = 600.0
@@ -28,27 +29,45 @@ def server_answers(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The answers in order. url: ".../v1", or without."""
-    import httpx
-
     if not url.startswith(("http://", "https://")):
         raise SettingError("answers_from", url, "http://host:port, with or without /v1")
     endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
-    answers: list[list[int]] = []
-    with (
-        httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client,
-        ThreadPoolExecutor(CONCURRENCY) as pool,
-    ):
-        for answer in pool.map(lambda plan: _answer(client, endpoint, tokenizer, plan, rollout), planned):
-            answers.append(answer)
-            if progress is not None:
-                progress(len(answers), len(planned))
-    return answers
+    return asyncio.run(_answers(endpoint, tokenizer, planned, rollout, progress))
 
 
-def _answer(
-    client: "httpx.Client", endpoint: str, tokenizer: Tokenizer, plan: PlannedAnswer, rollout: Rollout
+async def _answers(
+    endpoint: str,
+    tokenizer: Tokenizer,
+    planned: Sequence[PlannedAnswer],
+    rollout: Rollout,
+    progress: Callable[[int, int], None] | None,
+) -> list[list[int]]:
+    import aiohttp
+
+    done = 0
+
+    async def answer(plan: PlannedAnswer) -> list[int]:
+        nonlocal done
+        ids = await _answer(session, endpoint, tokenizer, plan, rollout)
+        done += 1
+        if progress is not None:
+            progress(done, len(planned))
+        return ids
+
+    limit = aiohttp.TCPConnector(limit=CONCURRENCY)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=limit, timeout=timeout) as session:
+        return await asyncio.gather(*map(answer, planned))
+
+
+async def _answer(
+    session: "aiohttp.ClientSession",
+    endpoint: str,
+    tokenizer: Tokenizer,
+    plan: PlannedAnswer,
+    rollout: Rollout,
 ) -> list[int]:
-    import httpx
+    import aiohttp
 
     body: dict[str, Any] = {
         "prompt": list(plan.job.prompt),
@@ -60,10 +79,10 @@ def _answer(
         "skip_special_tokens": False,
     }
     try:
-        response = client.post(endpoint, json=body)
-        response.raise_for_status()
-        return _token_ids(response.json()["choices"][0], plan, tokenizer)
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        async with session.post(endpoint, json=body) as response:
+            response.raise_for_status()
+            return _token_ids(json.loads(await response.read())["choices"][0], plan, tokenizer)
+    except (TimeoutError, aiohttp.ClientError, OSError, LookupError, ValueError, TypeError) as error:
         raise DataError(
             f"{endpoint} gave no answer to train on: {one_line(error)}; "
             "expected a vLLM server that runs the target"

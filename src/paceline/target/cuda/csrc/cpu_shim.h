@@ -18,6 +18,7 @@ typedef unsigned long long u64;
 struct uint4 { u32 x, y, z, w; };
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { u32 x, y; };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -153,6 +154,12 @@ inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16
 inline float low_half(u32 v) { return as_float(v << 16); }
 inline float high_half(u32 v) { return as_float(v & 0xFFFF0000u); }
 inline u32 subtract_bf16x2(u32 a, u32 b) { return pack_bf16(low_half(a) - low_half(b), high_half(a) - high_half(b)); }
+inline u32 multiply_bf16x2(u32 a, u32 b) { return pack_bf16(low_half(a) * low_half(b), high_half(a) * high_half(b)); }
+inline float half_to_float(u32 v) {
+    const float size = (v & 0x7C00) ? std::ldexp(1024.0f + (v & 0x3FF), (int)(v >> 10 & 31) - 25) : std::ldexp((float)(v & 0x3FF), -24);
+    return v & 0x8000 ? -size : size;
+}
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
 inline float exp2_approx(float v) { return std::exp2(v); }
 
 // ---- warps and blocks
@@ -188,6 +195,10 @@ inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         c[i] = sum;
     }
 }
+inline void mma_from(float* c, const u32* a, uint2 b, float c0, float c1) {
+    c[0] = c[2] = c0, c[1] = c[3] = c1;
+    mma(c, a[0], a[1], a[2], a[3], b.x, b.y);
+}
 inline void load_transposed(u32* v, const void* p) {
     Warp& warp = exchange(p);
     const int lane = threadIdx.x & 31, group = lane >> 2, place = lane & 3;
@@ -203,6 +214,10 @@ inline void load_transposed(u32* v, const void* p) {
 inline void require_aligned(const void* p) { if ((uintptr_t)p % 16) abort(); }
 inline void copy_async(void* to, const void* from) { require_aligned(to), require_aligned(from), memcpy(to, from, 16); }
 inline void copy_weight_async(void* to, const void* from) { copy_async(to, from); }
+inline void copy_or_zero_async(void* to, const void* from, bool copy) {
+    if (copy) copy_async(to, from);
+    else memset(to, 0, 16);
+}
 inline void close_copy_group() {}
 template <int N> void wait_copy_groups() {}
 inline void prefetch_l2(const void*) {}

@@ -7,7 +7,8 @@
 // own wait, so everything from the first `attend` on may read it early.
 //
 // Defined when building: the tiles and the KB of shared memory of blocks that add to the residual stream, for up to 16,
-// for 32 and for 64 rows (see graphs.py), WITH_INT8, WITHOUT_BF16.
+// for 32 and for 64 rows (see graphs.py), WITH_INT8, WITHOUT_BF16; for packed weights PRODUCTS, such as
+// PRODUCT(gated,Q4_K) PRODUCT(store,Q6_K), and the tiles of their blocks.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -17,6 +18,7 @@
 #include "attention.h"
 #include "choose.h"
 #include "linear.h"
+#include "packed.h"
 #include "rows.h"
 
 #ifndef RESIDUAL_TILES
@@ -50,6 +52,25 @@ LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
 #endif
 #ifdef WITH_INT8
 LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
+#endif
+
+#ifdef PRODUCTS
+#define PACKED_KERNEL(NAME, ROW_TILES, TILES, KB, TYPE, EPILOGUE)                            \
+    KERNEL(THREADS, KB > LINEAR_KB ? 1 : 2) NAME##_##ROW_TILES##_##TYPE(ARGUMENT(Linear) a) { \
+        LinearKernel<ROW_TILES, TILES, TYPE, KB, EPILOGUE>(a).run();                         \
+    }
+#define PACKED_BUCKETS(NAME, TYPE, EPILOGUE, TILES, KB, MANY_TILES)      \
+    PACKED_KERNEL(NAME, 1, TILES, KB, TYPE, EPILOGUE)                    \
+    PACKED_KERNEL(NAME, 2, TILES, KB, TYPE, EPILOGUE)                    \
+    PACKED_KERNEL(NAME, 4, MANY_TILES, WIDE_KB, TYPE, EPILOGUE)          \
+    PACKED_KERNEL(NAME, 8, MANY_TILES, WIDE_KB, TYPE, EPILOGUE)
+#define PRODUCT_qkv(TYPE) PACKED_BUCKETS(qkv, TYPE, QkvEpilogue, PACKED_QKV_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_gated(TYPE) PACKED_BUCKETS(gated, TYPE, GatedEpilogue, PACKED_GATED_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_store(TYPE) PACKED_BUCKETS(store, TYPE, StoreEpilogue, WIDE_TILES, LINEAR_KB, WIDE_TILES)
+#define PRODUCT_residual(TYPE) \
+    PACKED_BUCKETS(residual, TYPE, ResidualEpilogue, PACKED_RESIDUAL_TILES, PACKED_RESIDUAL_KB, PACKED_RESIDUAL_TILES)
+#define PRODUCT(NAME, TYPE) PRODUCT_##NAME(TYPE)
+PRODUCTS
 #endif
 
 #define ATTENTION_KERNELS(D)                                                              \

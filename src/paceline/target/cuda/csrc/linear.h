@@ -10,15 +10,16 @@
 #pragma once
 #include "pass.h"
 
-enum WeightType { BF16, INT8 };
+enum WeightType { BF16, INT8, FP8, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 struct Linear {
     const void* weight;
-    const float* scale;  // [features] of INT8
+    const float* scale;  // [features] of INT8 and FP8
     const float* bias;   // [features] or null
     const u16* x;        // [rows, inputs] bf16
     const u64* square_sum;  // [rows] of what x was made of, fixed point; null: no norm
     int inputs;
+    int first_feature;     // of the weight among those of the product, which may come in parts of several types
     int starts_next_late;  // 1: the next kernel may start only after this one has waited
     float inverse_width, norm_eps;
     const PassInput* input;
@@ -45,7 +46,7 @@ struct Linear {
 // working and reads weights only; `load_inputs` runs after it has ended. PAIRED epilogues take the sums of two tiles.
 
 template <WeightType W> DEVICE float scale_of(const Linear& a, int feature) {
-    return W == BF16 ? 1.0f : a.scale[feature];
+    return W == INT8 || W == FP8 ? a.scale[feature] : 1.0f;
 }
 
 // Rotary positions (half rotation) for queries and keys; keys and values go to their slots of the cache.
@@ -181,47 +182,34 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct LinearSh
     }
 };
 
-template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB, template <WeightType> class EpilogueOf>
-struct LinearKernel {
+// Weights that lie row by row, as torch has them.
+template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct RowMajorProduct {
     using Shape = LinearShape<ROW_TILES, TILES, W, SHARED_KB>;
-    using Epilogue = EpilogueOf<W>;
     static constexpr int ROWS = Shape::ROWS, GROUP = Shape::GROUP, X_PIECES = Shape::X_PIECES, STAGES = Shape::STAGES;
     static constexpr int ROW_PIECES = Shape::ROW_PIECES;
-    static constexpr int UNITS = Epilogue::PAIRED ? TILES / 2 : TILES;
-    static constexpr int RESULTS = UNITS * 16 * ROWS;  // of a block
-    static constexpr int PER_THREAD = (RESULTS + THREADS - 1) / THREADS;
-    static constexpr bool LOADS_EARLY = PER_THREAD <= 4;  // what epilogues need; else registers would not suffice
 
     const Linear& a;
-    const int lane, warp, first_tile;
+    const int lane, warp;
     const int steps;  // stages that this warp goes through
     const long long weight_row_bytes;
-    float* inverse_rms;  // [MAX_ROWS]
-    uint4* ring;         // [STAGES][STAGE_PIECES] of this warp
-    float* sums;         // [WARPS][TILES * 16][ROWS + 1], where the rings were
+    uint4* const ring;  // [STAGES][STAGE_PIECES] of this warp
+    const char* from[TILES];
 
-    DEVICE LinearKernel(const Linear& a)
-        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(blockIdx.x * TILES),
-          steps((a.inputs / GROUP / Shape::PER_GROUP - warp + WARPS - 1) / WARPS * Shape::PER_GROUP), weight_row_bytes((long long)a.inputs * (W == BF16 ? 2 : 1)), inverse_rms((float*)shared_memory),
-          ring((uint4*)(inverse_rms + MAX_ROWS) + warp * STAGES * Shape::STAGE_PIECES), sums(inverse_rms + MAX_ROWS) {}
+    DEVICE RowMajorProduct(const Linear& a, uint4* rings)
+        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5),
+          steps((a.inputs / GROUP / Shape::PER_GROUP - warp + WARPS - 1) / WARPS * Shape::PER_GROUP),
+          weight_row_bytes((long long)a.inputs * (W == BF16 ? 2 : 1)), ring(rings + warp * STAGES * Shape::STAGE_PIECES) {}
 
-    struct Result {  // one of a thread's
-        int feature, row, unit;
-        bool exists;
-    };
-    DEVICE static Result result(int e) {
-        const int at = threadIdx.x + e * THREADS;
-        return {at & 15, (at >> 4) % ROWS, at / (16 * ROWS), at < RESULTS};
-    }
-    DEVICE int feature_of(const Result& r, int which = 0) const {
-        return Epilogue::first_feature(a, first_tile + (Epilogue::PAIRED ? 2 * r.unit + which : r.unit)) + r.feature;
+    template <class FirstFeature> DEVICE void find_tiles(const FirstFeature& first_feature) {
+        for (int j = 0; j < TILES; j++)
+            from[j] = (const char*)a.weight + (first_feature(j) + lane / ROW_PIECES) * weight_row_bytes + lane % ROW_PIECES * 16;
     }
 
     // Which stage's inputs of the row come nth for this warp: whole groups w, w + 8, ... in order.
     DEVICE int stage_of_row(int step) const {
         return (warp + step / Shape::PER_GROUP * WARPS) * Shape::PER_GROUP + step % Shape::PER_GROUP;
     }
-    DEVICE void send_weights(const char* const (&from)[TILES], int stage, int step) const {
+    DEVICE void send_weights(int stage, int step) const {
         constexpr int ROWS_AT_ONCE = 32 / ROW_PIECES;
         const int row = lane / ROW_PIECES, piece = lane % ROW_PIECES;
         uint4* to = ring + stage * Shape::STAGE_PIECES + row * ROW_PIECES + Shape::weight_piece(row, piece);
@@ -277,6 +265,52 @@ struct LinearKernel {
             }
         }
     }
+};
+
+template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedProduct;  // packed.h
+
+template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct ProductOf {
+    using Type = PackedProduct<ROW_TILES, TILES, W, SHARED_KB>;
+};
+template <int ROW_TILES, int TILES, int SHARED_KB> struct ProductOf<ROW_TILES, TILES, BF16, SHARED_KB> {
+    using Type = RowMajorProduct<ROW_TILES, TILES, BF16, SHARED_KB>;
+};
+template <int ROW_TILES, int TILES, int SHARED_KB> struct ProductOf<ROW_TILES, TILES, INT8, SHARED_KB> {
+    using Type = RowMajorProduct<ROW_TILES, TILES, INT8, SHARED_KB>;
+};
+
+// A product, then the sums of its warps in order, then an epilogue.
+template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB, template <WeightType> class EpilogueOf>
+struct LinearKernel {
+    using Product = typename ProductOf<ROW_TILES, TILES, W, SHARED_KB>::Type;
+    using Epilogue = EpilogueOf<W>;
+    static constexpr int ROWS = ROW_TILES * 8, STAGES = Product::STAGES;
+    static constexpr int UNITS = Epilogue::PAIRED ? TILES / 2 : TILES;
+    static constexpr int RESULTS = UNITS * 16 * ROWS;  // of a block
+    static constexpr int PER_THREAD = (RESULTS + THREADS - 1) / THREADS;
+    static constexpr bool LOADS_EARLY = PER_THREAD <= 4;  // what epilogues need; else registers would not suffice
+
+    const Linear& a;
+    const int lane, warp, first_tile;
+    float* inverse_rms;  // [MAX_ROWS]
+    float* sums;         // [WARPS][TILES * 16][ROWS + 1], where the rings of the product were
+    Product product;
+
+    DEVICE LinearKernel(const Linear& a)
+        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(a.first_feature / 16 + blockIdx.x * TILES),
+          inverse_rms((float*)shared_memory), sums(inverse_rms + MAX_ROWS), product(a, (uint4*)sums) {}
+
+    struct Result {  // one of a thread's
+        int feature, row, unit;
+        bool exists;
+    };
+    DEVICE static Result result(int e) {
+        const int at = threadIdx.x + e * THREADS;
+        return {at & 15, (at >> 4) % ROWS, at / (16 * ROWS), at < RESULTS};
+    }
+    DEVICE int feature_of(const Result& r, int which = 0) const {
+        return Epilogue::first_feature(a, first_tile + (Epilogue::PAIRED ? 2 * r.unit + which : r.unit)) + r.feature;
+    }
 
     DEVICE void write_sums(const float (&acc)[TILES][ROW_TILES][4]) const {
         const int group = lane >> 2, place = lane & 3;
@@ -299,13 +333,11 @@ struct LinearKernel {
 
     DEVICE void run() {
         if (!a.starts_next_late) let_next_kernel_start();
-        const char* from[TILES];
-        for (int j = 0; j < TILES; j++)
-            from[j] = (const char*)a.weight + (Epilogue::first_feature(a, first_tile + j) + lane / ROW_PIECES) * weight_row_bytes +
-                      lane % ROW_PIECES * 16;
+        const int steps = product.steps;
+        product.find_tiles([&](int j) { return Epilogue::first_feature(a, first_tile + j) - a.first_feature; });
 #pragma unroll
         for (int n = 0; n < STAGES; n++) {
-            if (n < steps) send_weights(from, n, n);
+            if (n < steps) product.send_weights(n, n);
             close_copy_group();
         }
         Epilogue epilogue[PER_THREAD];
@@ -318,7 +350,7 @@ struct LinearKernel {
         if (a.starts_next_late) let_next_kernel_start();
 #pragma unroll
         for (int n = 0; n < STAGES; n++) {
-            if (n < steps) send_x(n, n);
+            if (n < steps) product.send_x(n, n);
             close_copy_group();
         }
 #pragma unroll
@@ -335,9 +367,9 @@ struct LinearKernel {
         for (int step = 0, stage = 0; step < steps; step++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
             wait_copy_groups<STAGES - 1>();
             sync_warp();
-            multiply(acc, stage);
+            product.multiply(acc, stage);
             sync_warp();
-            if (const int next = step + STAGES; next < steps) send_weights(from, stage, next), send_x(stage, next);
+            if (const int next = step + STAGES; next < steps) product.send_weights(stage, next), product.send_x(stage, next);
             close_copy_group();
         }
         sync_block();

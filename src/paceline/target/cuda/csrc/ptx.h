@@ -41,6 +41,17 @@ DEVICE u32 subtract_bf16x2(u32 a, u32 b) {  // a - b as b * -1 + a, which GPUs b
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(b), "r"(0xBF80BF80u), "r"(a));
     return v;
 }
+DEVICE u32 multiply_bf16x2(u32 a, u32 b) {  // a * b as a * b - 0
+    u32 v;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(0x80008000u));
+    return v;
+}
+DEVICE float half_to_float(u32 low_half) {  // of float16
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((u16)low_half));
+    return v;
+}
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }  // a * b + c, rounded once
 DEVICE float exp2_approx(float v) {
     asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(v));
     return v;
@@ -63,6 +74,12 @@ DEVICE void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// The same with sums that begin with c0 in even columns and c1 in odd ones.
+DEVICE void mma_from(float* c, const u32* a, uint2 b, float c0, float c1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(c0), "f"(c1));
+}
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE void load_transposed(u32* v, const void* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -79,6 +96,9 @@ DEVICE void copy_async(void* to, const void* from) {
 }
 DEVICE void copy_weight_async(void* to, const void* from) {  // fetches the neighbours into L2 as well
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+DEVICE void copy_or_zero_async(void* to, const void* from, bool copy) {  // where it does not copy, nothing is read
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(copy ? 16 : 0) : "memory");
 }
 DEVICE void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void wait_copy_groups() {  // for all groups but the last N

@@ -11,7 +11,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBill:
+class MemoryEstimate:
     """Bytes."""
 
     target: Mapping[str, int]  # by use, as loaded
@@ -39,18 +39,18 @@ class MemoryBill:
         return f"{advice} than are set"
 
 
-def memory_bill(
+def memory_estimate(
     target: Target,
     uses: Mapping[str, int],
     drafters: Mapping[str, int],
     cache_mb: int,
     routes: Sequence[RouteAdvice],
     free: int | None,
-) -> MemoryBill:
+) -> MemoryEstimate:
     """uses: of the target, by use. The cache holds `capacity` positions in `cache_mb`."""
     token = cache_mb * MIB // max(1, target.capacity)
     tokens = max(int(r.workload.prompt_tokens.p95 + r.workload.output_tokens.p95) for r in routes)
     tokens, planned = min(tokens, target.max_context), max(r.concurrency for r in routes)
-    return MemoryBill(
+    return MemoryEstimate(
         dict(uses), dict(drafters), cache_mb * MIB, token, token * tokens * planned, planned, tokens, free
     )

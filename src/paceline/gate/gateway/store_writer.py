@@ -15,7 +15,7 @@ MAX_WAITING: Final = 1000
 SECONDS_BETWEEN_LOGS: Final = 60.0
 
 
-class BackgroundWriter:
+class StoreWriter:
     """Never blocks or raises. What finds no room is dropped; failures are counted and logged."""
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.gate.gateway.config import Route
-from paceline.gate.gateway.exchange import Exchange
+from paceline.gate.gateway.request_context import RequestContext
 from paceline.gate.upstream import Upstream
 from paceline.web.api_keys import Key
 
@@ -17,10 +17,10 @@ KEY = Key(name="acme", hash="0" * 64)
 def sent(body: dict[str, Any], key: Key | None, path: str = "/v1/completions", **upstream: Any) -> Any:
     route = Route(name="all", upstreams={"a": 1})
     raw = json.dumps(body).encode()
-    exchange = Exchange(
+    context = RequestContext(
         id="1", path=path, route=route, key=key, headers=[], raw=raw, body=body, conversation=""
     )
-    return json.loads(asyncio.run(exchange.body_for(Upstream(name="a", url="http://a", **upstream))))
+    return json.loads(asyncio.run(context.body_for(Upstream(name="a", url="http://a", **upstream))))
 
 
 @pytest.mark.parametrize("given", [{}, {"vllm_xargs": {"tenant": "other"}}, {"vllm_xargs": "wrong"}])

@@ -32,7 +32,7 @@ PROMPT_CHARS: Final = 1000  # of a prompt that is no chat: its beginning tells c
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
+class RequestContext:
     id: str
     path: str
     route: Route
@@ -153,12 +153,12 @@ def choose(weights: Mapping[str, float], at: float) -> str:
     return [name for name, weight in weights.items() if weight][-1]
 
 
-def request_usage(exchange: Exchange) -> None:
+def request_usage(context: RequestContext) -> None:
     """Has the upstream send the usage of a stream; the client does not see it unless it requested it."""
-    if not exchange.streams or exchange.path not in CHUNKED:
+    if not context.streams or context.path not in CHUNKED:
         return
-    options = exchange.body.get("stream_options")
+    options = context.body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     if options.get("include_usage") is not True:
-        exchange.added["stream_options"] = {**options, "include_usage": True}
-        exchange.hides_usage = True
+        context.added["stream_options"] = {**options, "include_usage": True}
+        context.hides_usage = True
