@@ -1,6 +1,8 @@
 """python -m bench: paceline against the peers that are installed, in one run on this machine.
 
 python -m bench                      both models, every workload, within half an hour
+python -m bench runs                 whole agent runs over HTTP, turn by turn, against llama.cpp's server
+python -m bench agents               what each habit of a fast agent is worth, to the first token
 python -m bench own                  decoding, the agent example, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench lists                lists of drafters as they learn: tokens per pass, time per token
@@ -32,6 +34,8 @@ from importlib import import_module
 
 COMMANDS = {
     "compare": "bench.compare.command",
+    "runs": "bench.runs.command",
+    "agents": "bench.runs.effects",
     "own": "bench.own.command",
     "passes": "bench.own.passes",
     "advise": "bench.advise",

@@ -156,3 +156,12 @@ def test_remember_has_an_old_name(llm: LLM) -> None:
 def test_drafters_may_still_read_the_old_name() -> None:
     with pytest.warns(DeprecationWarning, match="Seq.learn is now called Seq.remember"):
         assert Seq("a", [1], 1, remember=False).learn is False
+
+
+def test_a_prefill_reads_the_beginning_that_the_next_turn_has(toy: LLM) -> None:
+    system = {"role": "system", "content": "Answer with one word, in the language of the question."}
+    read = toy.prefill([system], tenant="prefill")
+    assert (read.text, read.token_ids, read.finish) == ("", (), "length")
+    chat = [system, {"role": "user", "content": "?"}]
+    assert toy.generate(chat, tenant="prefill", max_tokens=1).cached_tokens >= read.prompt_tokens > 20
+    assert toy.generate(chat, tenant="other", max_tokens=1).cached_tokens == 0

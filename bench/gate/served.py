@@ -7,7 +7,8 @@ proxy that spoils it (bench/gate/sabotage.py).
 --candidate plain         plain decoding again, in another process: A/A, to be held
 --candidate slower        60 ms more for every chunk: to be rolled back by `end_to_end`
 --candidate biased        half the temperature, at temperature 1: to be rolled back by `distribution`
---candidate schemas       one answer in ten loses its last character: to be rolled back by `schema_validity`
+--candidate schemas       one answer in ten loses its last character; texts may differ (lossless: false), so
+                          that schemas alone decide: to be rolled back by `schema_validity`
 --candidate changed       one answer in ten has another word: to be rolled back by `text_agreement`
 
 Ends with 0 where the verdict is the expected one. After --seconds the command is interrupted, and its verdict
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command += ["--candidate", candidate, "--traces", str(traces), "--json", str(report)]
         command += ["--max-pairs", str(given.max_pairs), "--max-tokens", str(given.max_tokens)]
         command += ["--temperature", "1" if given.candidate == "biased" else "0"]
+        if given.candidate == "schemas":
+            (Path(folder) / "policy.yaml").write_text("lossless: false\n")
+            command += ["--policy", str(Path(folder) / "policy.yaml")]
         for option in ("html", "pairs"):
             if (file := getattr(given, option)) is not None:
                 command += [f"--{option}", str(file)]

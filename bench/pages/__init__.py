@@ -4,14 +4,16 @@ numbers        docs/numbers.md: questions and short answers
 results_page   bench/results/README.md: every table
 readme         the table in README.md
 scale          the tables in docs/scale.md
+agents         the table in docs/agents.md
 """
 
 
 def write() -> None:
     """All of them. A test compares them with the stored results."""
-    from bench.pages import numbers, readme, results_page, scale
+    from bench.pages import agents, numbers, readme, results_page, scale
 
     numbers.PATH.write_text(numbers.page())
     results_page.PATH.write_text(results_page.page())
     readme.update()
     scale.update()
+    agents.update()

@@ -14,6 +14,7 @@ from bench.pages import gpu
 from bench.pages.readme import best_peer, of_mode, pooled, throughput
 from bench.peers.systems import precision
 from bench.results_folder import Result
+from bench.runs import rows as run_rows
 from bench.table import Table, number, spread
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
@@ -34,8 +35,30 @@ def page() -> str:
         "command and its raw file. A spread is median (lowest to highest).",
         "",
     ]
-    parts = (is_it_faster, for_whom, against_whom, on_a_gpu, when_not, same_text, which_machine)
+    parts = (whole_runs, is_it_faster, for_whom, against_whom, on_a_gpu, when_not, same_text, which_machine)
     return "\n".join([*lines, *(line for part in parts for line in part())])
+
+
+def whole_runs() -> Lines:
+    """Nothing where none was measured."""
+    lines = []
+    for result in reversed(results_folder.read("runs")):
+        equal = result["texts"]
+        lines += [
+            f"{result['machine']['model']}: {result['opening']}; {equal['equal']} of {equal['compared']} "
+            "answers equal plain decoding.",
+            "",
+            *Table.of(run_rows.COLUMNS, result["rows"]).markdown(),
+            *Table.of(run_rows.RATIOS, result["ratios"]).markdown(),
+        ]
+    head = [
+        "## How long does an agent's run take?",
+        "",
+        "Recorded conversations replayed turn by turn over HTTP, on the same GGUF file. Cold: new processes. "
+        "Seen: new processes, after an earlier one has read the system prompts and tools.",
+        "",
+    ]
+    return [*head, *lines] if lines else []
 
 
 def is_it_faster() -> Lines:
@@ -245,6 +268,7 @@ def which_machine() -> Lines:
         "",
         "Measure your own, in a clone: `make bench-peers` installs the other engines, `make bench` compares "
         "them (half an hour), `python -m bench drafters` measures every drafter, `python -m bench serve` "
-        "a server under load. `--write` keeps the results and writes this page anew.",
+        "a server under load, `python -m bench runs` whole agent runs. `--write` keeps the results and "
+        "writes this page anew.",
         "",
     ]

@@ -7,6 +7,7 @@ from typing import Any, Final
 from bench import results_folder
 from bench.compare.rows import AGENT_TURNS, OURS, Row
 from bench.results_folder import Result
+from bench.runs.arms import PLAIN
 from bench.table import Table, number
 
 PATH: Final = Path(__file__).parent.parent.parent / "README.md"
@@ -15,12 +16,13 @@ END: Final = "<!-- /numbers -->"
 
 
 def section() -> str:
+    runs = [row for result in reversed(results_folder.read("runs")) for row in whole_runs(result)]
     peers = [agent_turns(result) for result in reversed(results_folder.read("peers"))]
     tools = [tool_calls(result) for result in results_folder.read("tools")]
     served = [row for result in results_folder.read("serve") for row in server_rows(result)]
     cores = results_folder.read_one("cpu")["machine"]["cores"]
     head = [f"{cores} CPU cores, temperature 0, the same GGUF file", "with drafts", "plain", "fastest other"]
-    lines = Table(head, [*peers, *tools, *served]).markdown()
+    lines = Table(head, [*runs, *peers, *tools, *served]).markdown()
     return "\n".join([BEGIN, *lines[:-1], END])
 
 
@@ -51,6 +53,31 @@ def agent_turns(result: Result) -> list[str]:
         *_better(drafts["tpot_ms"], plain["tpot_ms"], min, 1),
         f"{number(peer['tpot_ms'], 1)} ({_shown(peer)}; {peer['n']} turns)",
     ]
+
+
+def whole_runs(result: Result) -> list[list[str]]:
+    """Whole runs with empty caches, and after a restart with tools and system prompt seen before."""
+    names = {"cold": "", "seen": ", tools and system prompt seen before a restart"}
+    lines = []
+    for state, which in names.items():
+        rows = {row["arm"]: row for row in result["rows"] if row["state"] == state}
+        others = {row["arm"]: row for row in result["ratios"] if row["state"] == state}
+        fastest = min(
+            (r for r in others.values() if not r["arm"].startswith(OURS)), key=_median, default=None
+        )
+        if OURS not in rows or fastest is None:
+            continue
+        ours, plain, peer = rows[OURS], rows.get(PLAIN), rows[fastest["arm"]]
+        turns = f"{ours['conversations']} agent runs, {ours['turns']} turns over HTTP{which}, s"
+        slower = "-" if plain is None else number(plain["run_s"]["median"], 1)
+        shown = f"{number(peer['run_s']['median'], 1)} ({fastest['arm']}), {fastest['median']:.1f} times"
+        name = f"{result['machine']['model']}, {turns}"
+        lines.append([name, f"**{number(ours['run_s']['median'], 1)}**", slower, shown])
+    return lines
+
+
+def _median(row: Mapping[str, Any]) -> float:
+    return float(row["median"])
 
 
 def tool_calls(result: Result) -> list[str]:

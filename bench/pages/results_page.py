@@ -13,6 +13,7 @@ from bench.own import passes as own_passes
 from bench.pages import gpu
 from bench.peers.systems import precision
 from bench.results_folder import Result
+from bench.runs import rows as run_rows
 from bench.serve.tables import tables
 from bench.table import Table
 from bench.vllm import command as vllm_command
@@ -186,6 +187,28 @@ def serve(result: Result) -> Lines:
     ]
 
 
+def whole_runs(result: Result) -> Lines:
+    settings, equal = result["settings"], result["texts"]
+    history = "recorded" if settings["history"] == "recorded" else "each server's own"
+    lines = [
+        *measured(result, "whole agent runs"),
+        f"{result['opening']}, over HTTP, streaming, one request at a time, temperature 0, answers of at "
+        f"most {settings['max_tokens']} tokens. The assistant's messages in the history are {history}. Cold: "
+        "new processes, whose caches fill as the runs go on. Seen: new processes, after an earlier one has "
+        "read the system prompts and tools, and nothing else; llama.cpp's slot is saved and restored by the "
+        "client, and the time counts. Spreads are over rounds.",
+        "",
+        *(line for table in run_rows.tables(result) for line in table.markdown()),
+        f"Text equal to plain decoding: {equal['equal']} of {equal['compared']} turns.",
+        "",
+    ]
+    if result["tried"]:
+        tried = ", ".join(f"{name} {seconds} s" for name, seconds in result["tried"].items())
+        lines += [f"Settings tried on the shortest conversation: {tried}.", ""]
+    lines += [f"- {name}: `{command}`" for name, command in result["commands"].items()]
+    return [*lines, *(f"- left out: {name}: {why}" for name, why in result["failed"].items()), ""]
+
+
 def soak(result: Result) -> Lines:
     lines = [line for table in tables(result) for line in table.markdown()]
     return [*measured(result, "soak"), *lines, *(f"- {problem}" for problem in result["problems"]), ""]
@@ -202,6 +225,7 @@ def controlled(result: Result) -> Lines:
 
 
 KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
+    "runs": whole_runs,
     "peers": compare_table.section,
     "passes": passes,
     "draft_pass": draft_passes,

@@ -88,7 +88,8 @@ def arguments(load: Load, port: int) -> list[str]:
     chosen = dict(SPEC[load.mode])
     slots = str(load.settings.get("slots", 1))
     args = ["--model", load.model, "--host", "127.0.0.1", "--port", str(port)]
-    args += ["--ctx-size", str(load.context), "--parallel", slots, "--cache-ram", "0", "--no-webui"]
+    args += ["--ctx-size", str(load.context), "--parallel", slots, "--no-webui"]
+    args += ["--cache-ram", str(load.settings.get("cache_ram_mb", 0))]
     args += ["--threads", str(load.threads), "--threads-batch", str(load.threads)]
     args += ["--no-repack"] if load.settings.get("no_extra_bufts") else []
     if kind := chosen.pop("type", None):

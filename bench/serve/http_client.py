@@ -33,6 +33,9 @@ class Reading:
     calls: dict[int, list[str]] = field(default_factory=dict)  # name and arguments of each tool call
     finish: str = ""
     events: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
+    end: float = 0.0  # of the stream
 
     @property
     def ms_per_token(self) -> float:
@@ -83,6 +86,7 @@ def read(port: int, path: str, body: Body, timeout: float = PATIENCE) -> Reading
     found, started = Reading(), time.perf_counter()
     for event in events(port, path, body, timeout):
         take(found, event, time.perf_counter() - started)
+    found.end = time.perf_counter() - started
     return found
 
 
@@ -103,6 +107,8 @@ def take(found: Reading, event: Mapping[str, Any], now: float) -> None:
         found.finish = choice.get("finish_reason") or found.finish
     if usage := event.get("usage"):
         found.tokens = usage["completion_tokens"]
+        found.prompt_tokens = usage.get("prompt_tokens") or 0
+        found.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def burst(asks: Sequence[Callable[[], Reading]]) -> tuple[list[Reading], float]:

@@ -24,6 +24,7 @@ CHAT: Final = "/v1/chat/completions"
 START_S: Final = 300.0
 END_S: Final = 20.0
 PAGE_KB: Final = 1024
+LLAMA_BUILD: Final = next(b for b in BUILDS if b.driver == "llama_server" and "binary" in b.files)
 
 
 @dataclass
@@ -163,20 +164,32 @@ def paceline(
     return served
 
 
-def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> RunningServer | None:
+def llama_installed() -> bool:
+    return LLAMA_BUILD.installed
+
+
+def llama(
+    model: Path,
+    mode: str,
+    threads: int,
+    slots: int,
+    context: int,
+    cache_ram_mb: int = 0,
+    options: Sequence[str] = (),
+) -> RunningServer | None:
     """In the faster of the ways that this machine leaves; None if it is not installed.
 
-    context: tokens of each slot.
+    context: tokens of each slot. cache_ram_mb: for prompts that no slot holds any more.
     """
-    build = next(b for b in BUILDS if b.driver == "llama_server" and "binary" in b.files)
-    if not build.installed:
+    if not llama_installed():
         return None
+    build = LLAMA_BUILD
     made: dict[float, RunningServer] = {}
     for choice in amx.choices(build.driver):
         port = free_port()
-        settings = {**build.settings, **choice.settings, "slots": slots}
+        settings = {**build.settings, **choice.settings, "slots": slots, "cache_ram_mb": cache_ram_mb}
         load = Load(str(model), mode, threads, context * slots, settings=settings)
-        command = [settings["binary"], *llama_server.arguments(load, port)]
+        command = [settings["binary"], *llama_server.arguments(load, port), *options]
         with suppress(RuntimeError):
             served = start(
                 "llama.cpp", command, port, "/health", choice.environment, tempfile.TemporaryDirectory()

@@ -15,14 +15,15 @@ from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
-from paceline.errors import ConstraintError, PromptTooLong, SettingError, UsageError
+from paceline.errors import ConstraintError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key
-from paceline.text import Detokenizer, StopChecker, named_format, read_chat_template
+from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
+READ_ONLY: Final = SpecConfig(("none",), max_draft=0)  # of a prompt that is read ahead
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
@@ -118,13 +119,19 @@ class LLM:
         template: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        prefix: bool = False,
     ) -> EncodedPrompt:
         """Renders and tokenizes a prompt. May be called from any thread.
 
-        template: variables of the chat template. The two after it: as for `stream`.
+        template: variables of the chat template. The two after it: as for `stream`. prefix: of a chat, only
+        the beginning that stays whatever message comes next, unless one of the two says how it ends.
         """
         rendering = self._rendering(prompt, add_generation_prompt, continue_final_message)
-        tokens, end = self._encode(prompt, output, rendering, dict(template or {}))
+        whole = not prefix or add_generation_prompt is not None or continue_final_message
+        if whole or isinstance(prompt, str) or _are_tokens(prompt):
+            tokens, end = self._encode(prompt, output, rendering, dict(template or {}))
+        else:
+            tokens, end = self._encode_prefix(_messages(prompt), output, dict(template or {})), ""
         if len(tokens) >= (limit := self.target.max_context):
             raise PromptTooLong.of(str(len(tokens)), limit, self.engine.config.max_model_len > 0)
         return EncodedPrompt(tokens, end)
@@ -161,6 +168,14 @@ class LLM:
             remember=remember,
         )
         return self._output(seq, self._parser(output, prompt_end))
+
+    def prepare_prefill(
+        self, prompt: EncodedPrompt, params: SamplingParams, *, tenant: str = "", remember: bool = True
+    ) -> RequestOutput:
+        """A request that ends once its prompt is in the cache. May be called from any thread."""
+        request = self.prepare(prompt, params, spec=READ_ONLY, tenant=tenant, remember=remember)
+        request.seq.prefill = True
+        return request
 
     def _parser(self, output: OutputSpec, prompt_end: str) -> OutputParser:
         parse, format = output.parser(prompt_end), self.tokenizer.tool_format
@@ -271,6 +286,34 @@ class LLM:
         """The whole answer at once; options as for `stream`."""
         return self.stream(prompt, params, **options).read()
 
+    def prefill(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tenant: str = "",
+        remember: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> Result:
+        """Reads a prompt, or the beginning of one, into the cache and generates nothing.
+
+        Of a chat, the part is read that stays whatever message comes next: after the call of a tool, all but
+        its result. The last two: as for `stream`, for a prompt that is complete. `Result.cached_tokens` of
+        `Result.prompt_tokens` were in the cache before.
+        """
+        encoded = self.encode(
+            prompt,
+            OutputSpec(tuple(tools or ())),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            prefix=True,
+        )
+        request = self.prepare_prefill(encoded, SamplingParams(), tenant=tenant, remember=remember)
+        self.engine.submit(request.seq)
+        self._inbox[request.seq.id] = deque()
+        return Stream(self, request).read()
+
     def batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
     ) -> list[Result]:
@@ -303,10 +346,7 @@ class LLM:
             return self._encode_text(prompt, output.tools), prompt[-PROMPT_END:]
         if _are_tokens(prompt):
             return [int(token) for token in prompt], ""
-        messages = [message for message in prompt if isinstance(message, Mapping)]
-        if len(messages) != len(prompt):
-            raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
-        tools = list(output.tools) or None
+        messages, tools = _messages(prompt), list(output.tools) or None
         text = self.tokenizer.render(messages, tools, **rendering, **variables)
         tokens = self.tokenizer.encode(self._within_context(text), bos=False)
         if rendering["continue_final_message"]:
@@ -315,6 +355,16 @@ class LLM:
         if not output.constrained or not rendering["add_generation_prompt"]:
             return tokens, ""
         return tokens, self.tokenizer.generation_prompt(text, messages, tools, **variables)
+
+    def _encode_prefix(
+        self, messages: Sequence[Message], output: OutputSpec, variables: Mapping[str, Any]
+    ) -> list[int]:
+        """The tokens that all continuations of a chat begin with."""
+        texts = self.tokenizer.template.continuations(messages, list(output.tools) or None, variables)
+        tokens = _common_prefix([self.tokenizer.encode(self._within_context(t), bos=False) for t in texts])
+        if not tokens:
+            raise TextError("the chat template writes nothing that stays whatever message comes next")
+        return tokens
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
@@ -354,6 +404,20 @@ def _limit_context(target: Target, tokens: int) -> None:
         expected = f"at most {target.max_context}, which the model and its cache hold"
         raise SettingError("max_model_len", tokens, expected, hint)
     target.max_context = tokens
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    if len(messages) != len(prompt):
+        raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
+    return messages
+
+
+def _common_prefix(sequences: Sequence[list[int]]) -> list[int]:
+    """In lexical order all sequences lie between the first and the last, and share what these two share."""
+    first, last = min(sequences), max(sequences)
+    pairs = enumerate(zip(first, last, strict=False))
+    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))]
 
 
 def _are_tokens(prompt: Sequence[Any]) -> TypeGuard[Sequence[int]]:

@@ -86,10 +86,11 @@ class Seq:
     computed: int = 0  # how many tokens the target's cache holds
     priority: int = 0  # higher comes first
     remember: bool = True  # drafters may remember it for the same tenant's later sequences
+    prefill: bool = False  # its prompt is read into the cache, and no token is generated
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held, so that they were never computed
     cached_on_disk: int = 0  # of them, those that were read from the disk
-    preemptions: int = 0  # how often it gave its place back because the cache was full
+    preemptions: int = 0  # how often it gave its place back: to a full cache, or to one that generates
     end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property

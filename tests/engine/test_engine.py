@@ -352,3 +352,45 @@ def test_no_threshold_drops_sampled_tokens_and_each_has_its_drafter_as_source(ac
     e.submit(replace(a_seq("a", 3, spec, max_tokens=9), params=SamplingParams(max_tokens=9, temperature=1.0)))
     rounds = e.step()
     assert [r.draft.sources for r in rounds] == [("sampled",) * 3]
+
+
+def a_prefill(name: str, prompt: int) -> Seq:
+    seq = a_seq(name, prompt, SpecConfig(("none",), max_draft=0))
+    seq.prefill = True
+    return seq
+
+
+def test_a_prefill_reads_its_prompt_and_generates_nothing() -> None:
+    heard, target = Heard(), ToyTarget()
+    e = engine(target, sinks=[heard], config=EngineConfig(prefill_chunk=4))
+    seq = a_prefill("a", 10)
+    e.submit(seq)
+    while e.busy:
+        e.step()
+    assert [r.rows for r in heard.rounds] == [4, 4, 2]
+    assert [r.finish for r in heard.rounds] == [None, None, "length"]
+    assert (seq.computed, seq.output, heard.ends) == (10, [], [("a", "length")])
+
+
+def test_a_prefill_makes_way_for_one_that_generates_and_then_goes_on() -> None:
+    heard = Heard()
+    e = engine(sinks=[heard], config=EngineConfig(prefill_chunk=4, max_batch=1))
+    e.submit(a_prefill("ahead", 20))
+    e.step()
+    e.submit(a_seq("user", 3, max_tokens=2))
+    while e.busy:
+        e.step()
+    assert [name for name, _ in heard.ends] == ["user", "ahead"]
+    user = [i for i, r in enumerate(heard.rounds) if r.request == "user"]
+    assert user[0] == 1
+    assert [r.finish for r in heard.rounds if r.request == "ahead"][-1] == "length"
+
+
+def test_a_prefill_can_be_cancelled() -> None:
+    heard = Heard()
+    e = engine(sinks=[heard], config=EngineConfig(prefill_chunk=4))
+    e.submit(a_prefill("a", 20))
+    e.step()
+    e.cancel("a")
+    assert not e.busy
+    assert heard.ends == [("a", "cancelled")]

@@ -252,3 +252,50 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     with pytest.raises(Busy) as refused:
         schedule.add(prompt("late", 2), slots=10**6)
     assert refused.value.retry_after_s == MAX_RETRY_S
+
+
+def test_prompts_that_are_read_ahead_get_the_rows_that_no_other_prompt_needs() -> None:
+    ahead, user = prompt("ahead", 40, prefill=True, priority=9), prompt("user", 20)
+    schedule = scheduler(ahead)
+    assert read(schedule) == {"ahead": 16}
+    schedule.add(user)
+    schedule.admit()
+    assert read(schedule) == {"user": 16}
+    assert read(schedule) == {"user": 4}
+    assert read(schedule) == {"user": 1, "ahead": 16} or finished(user)
+
+
+def test_prompts_that_are_read_ahead_are_admitted_last() -> None:
+    schedule = Scheduler(1, CHUNK)
+    for i in range(3):
+        schedule.add(prompt(f"ahead {i}", 4, prefill=True, priority=50))
+    users = [prompt(f"user {i}", 4, priority=-50) for i in range(OLDEST_EVERY + 1)]
+    for user in users:
+        schedule.add(user)
+    order = []
+    while schedule.waiting:
+        (seq,) = schedule.admit()
+        order.append(seq.id)
+        schedule.remove(seq.id)
+    assert order == [*(user.id for user in users), "ahead 0", "ahead 1", "ahead 2"]
+
+
+def test_a_prompt_that_is_read_ahead_gives_its_place_to_one_that_generates() -> None:
+    ahead, user = prompt("ahead", 40, prefill=True), prompt("user", 4)
+    schedule = Scheduler(1, CHUNK)
+    schedule.add(ahead)
+    schedule.admit()
+    assert schedule.displace() is None
+    schedule.add(prompt("other", 40, prefill=True))
+    assert schedule.displace() is None
+    schedule.add(user)
+    assert schedule.displace() is ahead
+    assert schedule.admit() == [user]
+    assert schedule.displace() is None
+    schedule.remove("user")
+    assert schedule.admit() == [ahead]
+
+
+def test_of_running_sequences_one_that_is_read_ahead_is_preempted_first() -> None:
+    schedule = scheduler(prompt("ahead", 40, prefill=True, priority=9), prompt("user", 20))
+    assert schedule.preempt().id == "ahead"

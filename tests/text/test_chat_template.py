@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +377,68 @@ def test_a_given_template_replaces_the_models_own_and_tells_the_tool_format(tmp_
     other = Tokenizer.load(tmp_path / "t.gguf")
     other.override(given, named_format("hermes"))
     assert other.tool_format is FORMATS["hermes"]
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGED = (  # Qwen 2.5: results of tools stand in one turn of the user, which the next message may extend
+    "{{ '' if tools }}{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<r>' + m.content }}</r>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DROPS_REASONING = (  # Qwen 3: only answers after the last user message keep their reasoning
+    "{{ '' if tools }}{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALTERNATES = (  # Gemma: the system prompt is the beginning of the first user message
+    "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}"
+    "{% endif %}<start_of_turn>{{ m.role }}\n{{ first if loop.first }}{{ m.content }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+USER, CALLING = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "C", "tool_calls": [{}]}
+
+
+def stable(source: str, chat: list[dict[str, Any]]) -> str:
+    """The text that all continuations begin with."""
+    texts = ChatTemplate({"default": source}, {}).continuations(chat, None, {})
+    same = takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False))
+    return "".join(each[0] for each in same)
+
+
+ASKED = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>"
+AFTER_CALL = ASKED + "assistant\nC<|im_end|>\n<|im_start|>user\n"
+THOUGHT = {"role": "assistant", "content": "A", "reasoning_content": "T"}
+
+
+@pytest.mark.parametrize(
+    ("source", "chat", "expected"),
+    [
+        (CHATML, [USER], ASKED),
+        (CHATML, [CHAT[0]], "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n"),
+        (MERGED, [USER, CALLING], AFTER_CALL),
+        (MERGED, [USER, CALLING, {"role": "tool", "content": "R"}], AFTER_CALL + "<r>R</r>"),
+        (DROPS_REASONING, [USER, THOUGHT], ASKED + "assistant\nA<|im_end|>\n<|im_start|>user\n"),
+        (DROPS_REASONING, [USER, THOUGHT | {"tool_calls": [{}]}], ASKED + "assistant\n"),
+        (ALTERNATES, [CHAT[0]], "<start_of_turn>user\nS\n\n"),
+        (ALTERNATES, [USER], "<start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>"),
+    ],
+)
+def test_all_continuations_share_what_the_next_message_cannot_change(
+    source: str, chat: list[dict[str, Any]], expected: str
+) -> None:
+    assert stable(source, chat) == expected
+
+
+def test_a_template_that_refuses_every_continuation_says_why() -> None:
+    with pytest.raises(TextError, match="never"):
+        stable("{{ raise_exception('never') }}", [USER])

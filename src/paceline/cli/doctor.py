@@ -65,13 +65,16 @@ def _cuda(device: str) -> str:
 
 
 def model_report(name: str) -> dict[str, Any]:
-    """How one model runs here, and the cost of its passes."""
+    """How one model runs here, what its next turns reuse, and the cost of its passes."""
     from paceline import hub
     from paceline.config import EngineConfig
     from paceline.target.cost import cost_table
     from paceline.target.load import load_target
+    from paceline.text import Tokenizer, check_own_turns
 
-    target = load_target(hub.resolve(name), EngineConfig())
+    path = hub.resolve(name)
+    own_turns = check_own_turns(Tokenizer.load(path))
+    target = load_target(path, EngineConfig())
     table = cost_table(target)
     first = next(iter(table.ms.values()), {})
     return {
@@ -79,6 +82,7 @@ def model_report(name: str) -> dict[str, Any]:
         "engine": target.describe(),
         "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
         "model memory": ", ".join(f"{use} {n / 2**20:,.0f} MiB" for use, n in target.memory().items()),
+        "own_turns": {turn.kind: str(turn) for turn in own_turns},
         "cost_curve": {str(rows): ms for rows, ms in first.items()},
         "cost_by_context": {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()},
     }

@@ -118,6 +118,10 @@ def doctor(
         if not isinstance(value, dict):
             out.print(f"{name:<16} {value}")
             continue
+        if name == "own_turns":
+            for kind, what in value.items():
+                out.print(f"{'own turns':<16} {kind}: {what}", markup=False)
+            continue
         for context, row in value.items():
             times = ", ".join(
                 f"{rows} {'row' if int(rows) == 1 else 'rows'} {ms} ms" for rows, ms in row.items()

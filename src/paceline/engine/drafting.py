@@ -90,7 +90,7 @@ class Drafting:
         waiting: sequences that have no part in this pass, and no token yet.
         """
         rows, scored = sum([len(s.fed) for s in scheduled]), [s for s in scheduled if s.scored]
-        waiting += len(scheduled) - len(scored)
+        waiting += sum([not s.scored and not s.seq.prefill for s in scheduled])
         budgets = self._controller.plan([s.seq for s in scored], rows, waiting)
         for s, budget in zip(scored, budgets, strict=True):
             s.budget = max(0, min(budget, s.seq.spec.max_draft))

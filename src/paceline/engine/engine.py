@@ -287,6 +287,8 @@ class Engine:
     def _admit(self) -> list[Round]:
         """Opens waiting sequences in the target; one that cannot be opened ends here, with its error."""
         failed = []
+        if (displaced := self._scheduler.displace()) is not None:
+            self._suspend(displaced)
         for seq in self._scheduler.admit():
             try:
                 seq.computed = self.target.open(seq)
@@ -309,6 +311,7 @@ class Engine:
                 del self._restoring[seq.id]
                 # A preempted one finds rows of its own: they were computed for it, and are no hit.
                 seq.cached = min(seq.cached, seq.computed) if seq.preemptions else seq.computed
+                seq.cached_on_disk = min(seq.cached_on_disk, seq.cached)
                 self._drafting.begin(seq)
 
     def _schedule(self) -> tuple[list[Scheduled], list[Round]]:
@@ -318,7 +321,7 @@ class Engine:
         """
         scheduled, ends = [], []
         for seq, fed in self._scheduler.pieces(self._held):
-            scored = seq.computed + len(fed) == len(seq.tokens)
+            scored = not seq.prefill and seq.computed + len(fed) == len(seq.tokens)
             ready = self._masking.ready(seq.id) if scored else None
             full = scored and self._full(seq)
             if scored and ready is None and (full or self._masking.slow(seq.id)):
@@ -370,10 +373,14 @@ class Engine:
 
     def _preempt(self) -> Seq:
         seq = self._scheduler.preempt()
+        self._suspend(seq)
+        return seq
+
+    def _suspend(self, seq: Seq) -> None:
+        """Its rows stay in the prefix cache until they are evicted."""
         self._close(seq)
         seq.computed = 0
         seq.preemptions += 1
-        return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), Outcome(finish="error", error=error))
@@ -425,7 +432,7 @@ class Engine:
         if not s.scored:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
-            return Outcome()
+            return Outcome(finish="length" if held == len(seq.tokens) else None)  # the end of a prefill
         if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
             self.target.keep(seq.id, held)
             seq.computed = held  # drafters do not see its row, which no token follows
@@ -487,8 +494,10 @@ class Engine:
             sink.finish(seq, reason)
 
     def _close(self, seq: Seq) -> None:
-        if self._restoring.pop(seq.id, None) is None:  # else no drafter knows it yet
+        if self._restoring.pop(seq.id, None) is None:
             self._drafting.end(seq)
+        else:  # no drafter knows it yet, and nothing of what was loaded has served it
+            seq.cached_on_disk = 0
         self.target.close(seq.id)
 
 

@@ -29,6 +29,9 @@ class Scheduler:
     Sarathi-Serve, arXiv 2403.02310): half are for the prompt admitted first, the other half for shorter
     remainders, shortest first. So a prompt is read after at most twice as many passes as in order of
     admission, rounded up for each prompt, whatever comes after it.
+
+    A sequence that is only read ahead (`Seq.prefill`) is behind all others: it is admitted when nobody else
+    waits, has the rows that no other prompt needs, and gives its place back to one that generates.
     """
 
     def __init__(
@@ -122,22 +125,35 @@ class Scheduler:
     def _next(self) -> Seq:
         waiting = (*self._preempted, *self._waiting)
         if self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1:
-            return min(waiting, key=lambda seq: -seq.priority)
+            return min(waiting, key=lambda seq: (seq.prefill, -seq.priority))
         clients = Counter(seq.client for seq in self._running)
         tenants = Counter(seq.tenant for seq in self._running)
 
-        def rank(seq: Seq) -> tuple[int, bool, int, int]:
-            return -seq.priority, seq.id not in self._admitted, clients[seq.client], tenants[seq.tenant]
+        def rank(seq: Seq) -> tuple[bool, int, bool, int, int]:
+            turns = clients[seq.client], tenants[seq.tenant]
+            return seq.prefill, -seq.priority, seq.id not in self._admitted, *turns
 
         return min(waiting, key=rank)
 
     def preempt(self) -> Seq:
         """Moves one from running back to waiting: of the lowest priority the one admitted last."""
-        seq = min(self._running, key=lambda seq: (seq.priority, -self._order(seq)))
-        self._running.remove(seq)
-        insort(self._preempted, seq, key=self._order)
+        seq = min(self._running, key=lambda seq: (not seq.prefill, seq.priority, -self._order(seq)))
+        self._suspend(seq)
         self._full = True
         return seq
+
+    def displace(self) -> Seq | None:
+        """Moves one that is only read ahead back to waiting, if another needs its place."""
+        ahead = [seq for seq in self._running if seq.prefill]
+        waits = any(not seq.prefill for seq in (*self._preempted, *self._waiting))
+        if not ahead or not waits or len(self._running) < self._max_batch or self._full:
+            return None
+        self._suspend(ahead[-1])
+        return ahead[-1]
+
+    def _suspend(self, seq: Seq) -> None:
+        self._running.remove(seq)
+        insort(self._preempted, seq, key=self._order)
 
     def running(self) -> Sequence[Seq]:
         return tuple(self._running)
@@ -165,7 +181,8 @@ class Scheduler:
         if all(_remainder(seq) == 1 for seq in running):
             return [(seq, seq.tokens[-1:]) for seq in running]
         decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
-        reading = [seq for seq in running if _remainder(seq) > 1]
+        prompts = [seq for seq in running if _remainder(seq) > 1]
+        reading = [seq for seq in prompts if not seq.prefill] or prompts
         rows = self._row_time.rows(self._beside) if decoding else self._chunk
         shares = self._shared_rows if self._cut_anywhere else self._whole_chunks
         sizes = decoding | (shares(reading, rows) if reading else {})

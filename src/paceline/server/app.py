@@ -21,6 +21,7 @@ from paceline.server.openai.chat import ChatServing
 from paceline.server.openai.completions import CompletionServing
 from paceline.server.openai.models import ModelServing
 from paceline.server.openai.openapi import document
+from paceline.server.openai.prefill import PrefillServing
 from paceline.server.openai.responses import ResponsesServing
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY, MAX_PARALLEL
 from paceline.server.request_log import RequestLog
@@ -52,6 +53,7 @@ class App:
         self.chat = ChatServing(*parts)
         self.completions = CompletionServing(*parts)
         self.responses = ResponsesServing(*parts)
+        self.prefill = PrefillServing(*parts)
         self.models = ModelServing(*parts)
 
     def asgi(self) -> Starlette:
@@ -59,6 +61,7 @@ class App:
             ("/v1/chat/completions", self.chat.create, "POST"),
             ("/v1/completions", self.completions.create, "POST"),
             ("/v1/responses", self.responses.create, "POST"),
+            ("/v1/prefill", self.prefill.create, "POST"),
             ("/v1/models", self.models.models, "GET"),
             ("/v1/models/{name:path}", self.models.model, "GET"),
             ("/v1/routes", self.models.routes, "GET"),

@@ -49,6 +49,7 @@ class GenerateParams:
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    prefill: bool = False  # the prompt is read into the cache, and nothing is generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class AsyncEngine:
         """The tokens that a prompt and all its choices may use."""
         seq = prepared.first.seq
         room = max(0, self.llm.target.max_context - seq.prompt_len)
-        return seq.prompt_len + prepared.n * min(seq.params.max_tokens, room)
+        return seq.prompt_len + (0 if seq.prefill else prepared.n * min(seq.params.max_tokens, room))
 
     async def generate(
         self, context: RequestContext, prepared: PreparedPrompt
@@ -157,20 +158,24 @@ class AsyncEngine:
             template=params.template,
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
+            prefix=params.prefill,
         )
 
     def _prepare(
         self, context: RequestContext, prompt: EncodedPrompt, params: GenerateParams, first_index: int
     ) -> PreparedPrompt:
-        first = self.llm.prepare(
-            prompt,
-            params.params,
-            params.output,
-            spec=params.spec,
-            prediction=params.prediction,
-            tenant=context.tenant,
-            remember=context.remember,
-        )
+        whose: Any = {"tenant": context.tenant, "remember": context.remember}
+        if params.prefill:
+            first = self.llm.prepare_prefill(prompt, params.params, **whose)
+        else:
+            first = self.llm.prepare(
+                prompt,
+                params.params,
+                params.output,
+                spec=params.spec,
+                prediction=params.prediction,
+                **whose,
+            )
         first.seq.route = context.route.name
         first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline

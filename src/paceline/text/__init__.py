@@ -5,11 +5,13 @@ vocab/            a tokenizer from a model's files: a Hugging Face folder or a G
 chat_template.py  conversations and tools to a prompt, with the model's own template in a sandbox
 detokenizer.py    tokens to text as they come: whole characters, nothing from a stop string on
 stop_strings.py   stop strings as one automaton
+own_turns.py      whether an answer comes back as the tokens that were generated
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
 from paceline.text.chat_template import Message, Tool, content_text, read_chat_template
 from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker, TextReader
+from paceline.text.own_turns import OwnTurn, check_own_turns
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tool_calls import (
     FORMATS,
@@ -37,6 +39,7 @@ __all__ = [
     "IncrementalDecoder",
     "Message",
     "OfferedTools",
+    "OwnTurn",
     "Rejection",
     "StopChecker",
     "TextReader",
@@ -46,6 +49,7 @@ __all__ = [
     "ToolFormat",
     "ToolStream",
     "call_id",
+    "check_own_turns",
     "content_text",
     "named_format",
     "parse_tool_calls",

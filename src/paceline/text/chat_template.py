@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -120,6 +120,25 @@ class ChatTemplate:
             raise TextError("the final message cannot be continued: the chat template changes its text")
         return begin if rest[0].startswith(_BLANK) else begin.rstrip()
 
+    def continuations(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]
+    ) -> list[str]:
+        """The conversation with each kind of message that may come next, each with two contents.
+
+        Their common beginning holds whatever comes next: templates close a turn, merge results of tools, or
+        drop reasoning, depending on the message that follows. A kind that the template refuses is left out.
+        """
+        rendered: dict[str, None] = {}  # in order
+        refusal: TextError | None = None
+        for more in _continuations(messages):
+            try:
+                rendered[self.render([*messages, *more], tools, not more, variables)] = None
+            except TextError as error:
+                refusal = refusal or error
+        if not rendered and refusal is not None:
+            raise refusal
+        return list(rendered)
+
     def generation_prompt(
         self,
         rendered: str,
@@ -174,6 +193,26 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
         return self._templates["default"]
+
+
+def _continuations(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """A user's message; an answer to a user or a result, written or still to write; a result of a call."""
+    last: Message = messages[-1] if messages and isinstance(messages[-1], Mapping) else {}
+    answered = last.get("role") in ("user", "tool")
+    calls = last.get("tool_calls")
+    result = {"tool_call_id": last.get("tool_call_id") or _last_id(calls) or "call00000", "name": "f"}
+    for content in ("a", "b"):
+        yield [{"role": "user", "content": content}]
+        if answered:
+            yield [{"role": "assistant", "content": content}]
+        if calls or last.get("role") == "tool":
+            yield [{"role": "tool", "content": content, **result}]
+    if answered:
+        yield []
+
+
+def _last_id(calls: Any) -> Any:
+    return calls[-1].get("id") if isinstance(calls, list) and calls and isinstance(calls[-1], dict) else None
 
 
 def read_chat_template(given: str) -> str:

@@ -3,6 +3,7 @@
 chat.py                /v1/chat/completions: parse, admit, prepare, run, stream, account
 completions.py         /v1/completions
 responses.py           /v1/responses
+prefill.py             /v1/prefill: prompts into the cache, and nothing generated
 models.py              /v1/models, /tokenize, /detokenize
 serving.py             the parts that endpoints share
 protocol.py            request bodies; responses_protocol.py: those of /v1/responses

@@ -31,6 +31,10 @@ class ChatServing(ChunkServing):
             llm = self.engine.llm
             read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
+        if request.prefill:
+            used = await self.read_ahead(http, context, [params])
+            answer = {**self.head(context, COMPLETION), "choices": [], "usage": used}
+            return JSONResponse(answer | self.log.response_metrics(context))
         if request.stream:
             return await self.stream(http, context, [params])
         await self.run(http, context, [params])

@@ -39,6 +39,7 @@ class Operation:
     summary: str
     answer: str  # one of BODIES
     request: type[BaseModel] | None = None
+    or_request: type[BaseModel] | None = None  # the body has one of the two
     problems: tuple[int, ...] = _ANY
     streams: bool = False
     public: bool = False  # needs no API key
@@ -47,24 +48,53 @@ class Operation:
 
     @property
     def method(self) -> str:
-        return "get" if self.request is None else "post"
+        return "post" if self.requests else "get"
+
+    @property
+    def requests(self) -> list[type[BaseModel]]:
+        return [one for one in (self.request, self.or_request) if one is not None]
 
 
 _OPERATIONS: Final = (
     Operation(
-        "/v1/chat/completions", "Answer a chat", "ChatCompletion", ChatRequest, _GENERATES, streams=True
+        "/v1/chat/completions",
+        "Answer a chat",
+        "ChatCompletion",
+        ChatRequest,
+        problems=_GENERATES,
+        streams=True,
     ),
     Operation(
-        "/v1/completions", "Go on with a text", "Completion", CompletionRequest, _GENERATES, streams=True
+        "/v1/completions",
+        "Go on with a text",
+        "Completion",
+        CompletionRequest,
+        problems=_GENERATES,
+        streams=True,
     ),
     Operation(
-        "/v1/responses", "Answer a list of items", "Response", ResponsesRequest, _GENERATES, streams=True
+        "/v1/responses",
+        "Answer a list of items",
+        "Response",
+        ResponsesRequest,
+        problems=_GENERATES,
+        streams=True,
+    ),
+    Operation(
+        "/v1/prefill",
+        "Read a prompt into the cache",
+        "Prefill",
+        ChatRequest,
+        CompletionRequest,
+        problems=_GENERATES,
     ),
     Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
     Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
     Operation("/v1/routes", "What each route does now, and why", "RouteList", problems=(*_ANY, 401)),
-    Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
-    Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
+    Operation(
+        "/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, problems=(*_BODY, 404)
+    ),
+    Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, problems=(*_BODY, 404)),
     Operation("/health", "True if the engine runs", "Health", unready=True, public=True),
     Operation("/ready", "True if requests are admitted", "Ready", unready=True, public=True),
     Operation("/metrics", "Prometheus metrics", "Metrics", media="text/plain", public=True),
@@ -93,8 +123,8 @@ def document(model: str) -> Schema:
 
 def _operation(each: Operation) -> Schema:
     schema: Schema = {"summary": each.summary, "operationId": _id(each), "responses": dict(_responses(each))}
-    if each.request is not None:
-        body = {"application/json": {"schema": _ref(each.request.__name__)}}
+    if refs := [_ref(model.__name__) for model in each.requests]:
+        body = {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
         schema["requestBody"] = {"required": True, "content": body}
     if "{name}" in each.path:
         name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -139,10 +169,10 @@ def _problem(status: int) -> Schema:
 def _schemas(model: str) -> dict[str, Schema]:
     schemas: dict[str, Schema] = {**BODIES, "Message": MESSAGE}
     for each in _OPERATIONS:
-        if each.request is not None:
-            schema = each.request.model_json_schema(ref_template=_REF)
+        for request in each.requests:
+            schema = request.model_json_schema(ref_template=_REF)
             schemas |= schema.pop("$defs", {})
-            schemas[each.request.__name__] = _served(schema, model)
+            schemas[request.__name__] = _served(schema, model)
     return schemas
 
 
@@ -226,6 +256,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         output=_list(_object(id=_STRING, type={"enum": ["message", "function_call"]}, status=_STRING)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
+    "Prefill": _object(**_HEAD, object={"const": "prefill"}, usage=_USAGE),
     "Model": _object(
         id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT
     ),

@@ -199,6 +199,7 @@ class ChatRequest(GenerationRequest):
     verbosity: Verbosity | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prefill: bool | None = None  # only read the prompt into the cache: /v1/prefill
     chat_template_kwargs: dict[str, Any] | None = None
     audio: Annotated[None, Absent("the answer is text")] = None
     functions: Annotated[None, Absent("send tools", ([],))] = None

@@ -101,6 +101,16 @@ class Serving:
         context.outputs.sort(key=lambda output: output.index)
         self.log.finished(context)
 
+    async def read_ahead(
+        self, http: Request, context: RequestContext, params: Sequence[GenerateParams]
+    ) -> dict[str, Any]:
+        """Reads the prompts into the prefix cache, behind all requests that generate; returns the usage."""
+        with self.recorded(context):
+            if context.request.stream:
+                raise ApiError(400, "a prefill has no text to stream: leave stream out", param="stream")
+        await self.run(http, context, [replace(one, prefill=True, n=1, prediction="") for one in params])
+        return usage(context.outputs)
+
     async def _run_one(self, context: RequestContext, prepared: PreparedPrompt) -> None:
         async with aclosing(self.engine.generate(context, prepared)) as deltas:
             async for _ in deltas:

@@ -231,6 +231,7 @@ inline float2 load_fresh(const float2* p) { return *p; }
 template <int N> void load_fresh_floats(float* v, const float* p) { memcpy(v, p, 4 * N); }
 inline void atomic_add(u64* p, u64 v) { *p += v; }
 inline void atomic_add(u32* p, u32 v) { *p += v; }
+inline void atomic_max(u64* p, u64 v) { *p = v > *p ? v : *p; }
 inline u32 take_place(u32* p) { return (*p)++; }
 template <class T> void block_add(T* shared, T v) { *shared += v; }
 inline u32 arrive(u32* p) { return (*p)++; }

@@ -151,6 +151,9 @@ DEVICE void atomic_add(u64* p, u64 v) {
 DEVICE void atomic_add(u32* p, u32 v) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+DEVICE void atomic_max(u64* p, u64 v) {
+    asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 DEVICE u32 take_place(u32* p) {  // counts, and gives what was counted before
     u32 v;
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");

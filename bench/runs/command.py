@@ -1,0 +1,177 @@
+"""python -m bench runs: recorded agent conversations replayed turn by turn over HTTP, whole runs timed.
+
+paceline's server and llama.cpp's, on the same GGUF file, each in turn on the same machine.
+"""
+
+import argparse
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from bench import machine, pages, results_folder
+from bench.own import bandwidth
+from bench.runs import conversations, rounds
+from bench.runs.arms import (
+    LLAMA,
+    LLAMA_SETTINGS,
+    OURS,
+    Arm,
+    LlamaServer,
+    PacelineServer,
+    llama_arm,
+    paceline_arms,
+)
+from bench.runs.conversations import FILES, Conversation
+from bench.runs.replay import HISTORIES
+from bench.runs.rounds import STATES, Outcome, Plan, Rounds
+from bench.runs.rows import ratios, rows, tables, texts
+from bench.serve import servers
+from paceline import hub
+from paceline.text import Tokenizer
+
+MODEL: Final = "smollm2-135m"
+SYSTEMS: Final = (OURS, "plain", LLAMA)
+TRIED: Final = ("plain", "no-flash-attn", "ngram-short")
+ROOM: Final = 256  # tokens of llama.cpp's slot beyond the prompt and the answer
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench runs", description=__doc__)
+    made.add_argument("--model", default=MODEL)
+    made.add_argument("--systems", type=_names, default=list(SYSTEMS), help=",".join(SYSTEMS))
+    made.add_argument("--sources", type=_names, default=list(FILES), help=",".join(FILES))
+    made.add_argument("--conversations", type=int, default=8)
+    made.add_argument("--turns", type=int, default=8, help="of a conversation, at most")
+    made.add_argument("--max-prompt", type=int, default=4096, help="tokens: a conversation ends before that")
+    made.add_argument("--max-tokens", type=int, default=64, help="of an answer")
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--minutes", type=float, help="fewer conversations and rounds where time is short")
+    made.add_argument("--states", type=_names, default=list(STATES), help=",".join(STATES))
+    made.add_argument("--history", choices=HISTORIES, default=HISTORIES[0], help="the assistant's messages")
+    made.add_argument(
+        "--llama", type=_names, default=list(TRIED), help="settings to try; the fastest is used"
+    )
+    made.add_argument("--threads", type=int, default=bandwidth.cores())
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--write", action="store_true", help="write bench/results and the pages made from it")
+    return made
+
+
+def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, Any]:
+    path = hub.resolve(options.model)
+    chosen = conversations.choose(
+        Tokenizer.load(path),
+        options.sources,
+        options.conversations,
+        options.turns,
+        options.max_prompt,
+        options.seed,
+    )
+    report(opening(chosen))
+    server = PacelineServer(options.model, options.threads)
+    arms = paceline_arms(server, "plain" in options.systems) if OURS in options.systems else []
+    limit_s = 60 * options.minutes if options.minutes else float("inf")
+    plan = Plan(
+        arms,
+        chosen,
+        options.rounds,
+        options.states,
+        options.max_tokens,
+        limit_s,
+        options.history,
+        options.seed,
+    )
+    tried: dict[str, float] = {}
+    if LLAMA in options.systems:
+        begun = time.monotonic()
+        peers, tried = llama(plan, path, options, report)
+        plan = replace(plan, arms=[*arms, *peers], limit_s=limit_s - (time.monotonic() - begun))
+    if not plan.arms:
+        raise SystemExit("no server is left to measure")
+    return result_of(plan, Rounds(plan, report).run(), tried)
+
+
+def llama(
+    plan: Plan, model: Path, options: argparse.Namespace, report: Callable[[str], None]
+) -> tuple[list[Arm], dict[str, float]]:
+    """llama.cpp's server in the setting that is fastest here; none where it is not installed."""
+    if not servers.llama_installed():
+        report("left out: llama.cpp: not installed; run `make bench-peers`")
+        return [], {}
+    context = max(max(one.prompt_tokens) for one in plan.conversations) + options.max_tokens + ROOM
+    candidates = [llama_arm(LlamaServer(model, name, options.threads, context)) for name in options.llama]
+    if len(candidates) == 1:
+        return candidates, {}
+    best, tried = rounds.fastest(plan, candidates, report)
+    return [best], tried
+
+
+def opening(chosen: Sequence[Conversation]) -> str:
+    turns, sources = sum(len(one.turns) for one in chosen), Counter(one.source for one in chosen)
+    counts = ", ".join(f"{count} of {source}" for source, count in sources.items())
+    longest = max(max(one.prompt_tokens) for one in chosen)
+    return f"{len(chosen)} conversations ({counts}), {turns} turns, prompts of up to {longest} tokens"
+
+
+def result_of(plan: Plan, outcome: Outcome, tried: dict[str, float]) -> dict[str, Any]:
+    if not outcome.runs:
+        raise SystemExit(f"no conversation was answered by all servers: {outcome.failed}")
+    return {
+        "opening": opening(outcome.conversations),
+        "conversations": [
+            {"name": one.name, "prompt_tokens": list(one.prompt_tokens)} for one in outcome.conversations
+        ],
+        "rounds": outcome.rounds,
+        "seconds": round(outcome.seconds),
+        "tried": {name: round(seconds, 2) for name, seconds in tried.items()},
+        "commands": outcome.commands,
+        "failed": outcome.failed,
+        "rows": rows(outcome.runs),
+        "ratios": ratios(outcome.runs),
+        "texts": texts(outcome.runs),
+    }
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def check(options: argparse.Namespace) -> None:
+    known = {"systems": SYSTEMS, "states": STATES, "llama": tuple(LLAMA_SETTINGS), "sources": tuple(FILES)}
+    for name, values in known.items():
+        given = getattr(options, name)
+        if unknown := [value for value in given if value not in values]:
+            raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(values)}")
+        if not given:
+            raise SystemExit(f"--{name}: expected some of {', '.join(values)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = list(arguments) if arguments is not None else []
+    options = parser().parse_args(given)
+    check(options)
+    servers.end_with_this_process()
+    console = Console(width=None if Console().is_terminal else 180)
+    measured = measure(options, lambda text: console.print(text, markup=False, highlight=False))
+    settings = {name: value for name, value in vars(options).items() if name not in ("model", "write")}
+    result = {
+        "machine": {"model": options.model, **machine.facts()},
+        "command": shlex.join(["python", "-m", "bench", "runs", *given]),
+        "settings": settings,
+        **measured,
+    }
+    for table in tables(result):
+        console.print(table.terminal(1))
+    equal = result["texts"]
+    console.print(f"text equal to plain: {equal['equal']} of {equal['compared']} turns", highlight=False)
+    if options.write:
+        results_folder.write(result, f"runs-{options.model}")
+        pages.write()
+    if equal["differing"]:
+        raise SystemExit(f"text differs from plain: {'; '.join(equal['differing'])}")
