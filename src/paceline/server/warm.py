@@ -3,13 +3,12 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 
-from paceline.config import SamplingParams, SpecConfig
+from paceline.config import SamplingParams
 from paceline.errors import PacelineError, UsageError
 from paceline.llm import LLM
 from paceline.output import RequestOutput
@@ -20,10 +19,6 @@ from paceline.server.routes import Route
 from paceline.types import Round
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import Key, tenant
-
-LOWEST: Final = -1_000_000  # priority: behind every request
-_READ: Final = SamplingParams(max_tokens=1, ignore_eos=True)
-_PLAIN: Final = SpecConfig(("none",), max_draft=0)
 
 log = logging.getLogger("paceline.server")
 
@@ -63,7 +58,7 @@ def prepared(
 ) -> Iterator[RequestOutput]:
     """One for each key, as caches of different keys are apart; without keys, one for requests without any.
 
-    Each reads the prompt up to where the next message would begin, and writes one token that nobody sees.
+    Each ends once the part that stays, whatever message comes next, is in the cache.
     """
     try:
         params = chat_params(prompt.request, llm.spec, {}, llm.tokenizer.template)
@@ -71,12 +66,11 @@ def prepared(
         raise UsageError(f"{prompt.file}: {error.message}") from None
     request = prompt.request
     names = (request.end_user, request.cache_key, request.cache_salt)
-    encoded = llm.encode(params.prompt, params.output, template=params.template, add_generation_prompt=False)
+    encoded = llm.encode(params.prompt, params.output, template=params.template, prefix=True)
     for key in keys or (None,):
-        output = llm.prepare(encoded, _READ, spec=_PLAIN, tenant=tenant(key, *names))
-        output.seq.tokens = list(encoded.tokens)
+        own = replace(encoded, tokens=list(encoded.tokens))
+        output = llm.prepare_prefill(own, SamplingParams(), tenant=tenant(key, *names))
         output.seq.anonymous = key is None and not single_user and all(name is None for name in names)
-        output.seq.priority = LOWEST
         yield output
 
 
