@@ -56,6 +56,8 @@ def batches(result: Result) -> Lines:
 # Parts that ran recorded turns of agents, each in one call with everything in it.
 SIDE_BY_SIDE: Final = {
     "rounds": "alone",
+    "trained agent": "with the trained drafter",
+    "trained chat": "chats, with the trained drafter",
     "beside": "beside Transformers",
     "compiled": "alone",
     "beside vllm": "beside vLLM",
@@ -88,6 +90,32 @@ def rounds(result: Result, short: bool = False) -> Lines:
         "tokens/s",
         "tokens per pass",
         "tokens = its own plain",
+    ]
+    return Table(head, lines).markdown()
+
+
+def heads(result: Result) -> Lines:
+    """A block head's whole draft beside a pass of its target."""
+    lines = [
+        [
+            row["shape"],
+            f"{row['draft_vocab']:,}",
+            str(row["temperature"]),
+            number(row["pass_ms"]),
+            number(row["draft_ms"]),
+            f"{row['percent']:.1f} %",
+            number(row["call_ms"]),
+        ]
+        for row in of_part(result, "heads")
+    ]
+    head = [
+        "target",
+        "draft vocabulary",
+        "temperature",
+        "pass",
+        "draft",
+        "share of the pass",
+        "with the host",
     ]
     return Table(head, lines).markdown()
 
@@ -130,6 +158,9 @@ def section(result: Result) -> Lines:
         "A pass, ms, and its share of the floor (the bytes it must read over the bandwidth):",
         "",
         *passes(result),
+        "A block head's draft in a graph, ms: four hidden states read after 600 tokens, a block of 8, a chain of 8:",
+        "",
+        *heads(result),
         "Several sequences in one call, ms:",
         "",
         *batches(result),
@@ -138,8 +169,8 @@ def section(result: Result) -> Lines:
         "",
         *vllm(result),
         "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
-        "prompts and lengths; only those can be compared. Those beside vLLM are of another call, vLLM in "
-        "a process of its own:",
+        "prompts and lengths; only those can be compared. Those beside vLLM or Transformers, and batches, are "
+        "of an earlier call, vLLM in a process of its own:",
         "",
         *rounds(result),
         "The host's part of a round of SmolLM2, µs:",
