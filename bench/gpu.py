@@ -579,7 +579,7 @@ def compare(notes: Notes, part: str, ways: Mapping[Way, Run], turns: Texts) -> N
         speeds = sorted(_following(texts) / seconds for texts, _, seconds in runs)
         plain = results[f"{name.partition(',')[0]}, plain", temperature][0][0]
         same = sum(equal_tokens(texts, plain) for texts, *_ in runs)
-        texts, passes_made, _ = runs[0]
+        texts, passes_made, _ = sorted(runs, key=lambda run: run[2])[len(runs) // 2]  # the median run
         notes(
             part,
             engine=name,

@@ -158,7 +158,7 @@ def section(result: Result) -> Lines:
         "A pass, ms, and its share of the floor (the bytes it must read over the bandwidth):",
         "",
         *passes(result),
-        "A block head's draft in a graph, ms: four hidden states read after 600 tokens, a block of 8, a chain of 8:",
+        "A block head's draft in a graph, ms: 4 hidden states read after 600 tokens, block and chain of 8:",
         "",
         *heads(result),
         "Several sequences in one call, ms:",
@@ -169,8 +169,8 @@ def section(result: Result) -> Lines:
         "",
         *vllm(result),
         "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
-        "prompts and lengths; only those can be compared. Those beside vLLM or Transformers, and batches, are "
-        "of an earlier call, vLLM in a process of its own:",
+        "prompts and lengths; only those can be compared. Those beside vLLM or Transformers and batches "
+        "are of an earlier call, vLLM in a process of its own:",
         "",
         *rounds(result),
         "The host's part of a round of SmolLM2, µs:",
