@@ -10,7 +10,10 @@ eager         the same for paceline's eager torch target
 batches       milliseconds of a pass of several sequences
 kernels       microseconds of each kernel in such a pass
 rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters: equal texts?
-beside        the same on fewer and shorter turns, with Transformers in the same process
+trained       the same with the block drafter of the package, on turns of agents and on chats
+heads         milliseconds of a block drafter's draft, and its share of a pass
+beside        `rounds` on fewer and shorter turns, with Transformers in the same process
+rollouts      answers a minute for training: many sampled answers to recorded prompts
 compiled      tokens/s of Transformers compiled with a static cache
 
 The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
@@ -25,6 +28,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,11 +41,18 @@ from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
+from paceline.drafters.heads import BlockDrafter
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Prior
+from paceline.heads.block import BlockConfig
+from paceline.heads.head_checkpoint import read
+from paceline.heads.local_heads import SHIPPED
+from paceline.heads.registry import parameter_shapes
+from paceline.heads.runner import AnchorContext, CacheRows, SampleCall, TapInput
 from paceline.target.base import ModelTarget
 from paceline.target.cost import cost_table
+from paceline.target.cuda.block_head import CudaBlock
 from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import WeightType
@@ -51,7 +62,7 @@ from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.target.weights.tensors import EncodedMatrix
-from paceline.types import Bits, Cursor, Draft, Feed, Seq
+from paceline.types import Bits, Cursor, Draft, Drafter, Feed, Seq
 
 ROWS: Final = (1, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
@@ -369,6 +380,95 @@ def kernels(notes: Notes, args: argparse.Namespace) -> None:
         free()
 
 
+class RandomHead(Mapping[str, Tensor]):
+    """Weights of a block head, made on the GPU when they are read."""
+
+    def __init__(self, shape: BlockConfig) -> None:
+        self._sizes = parameter_shapes("block", shape)
+
+    def __getitem__(self, name: str) -> Tensor:
+        size = self._sizes[name]
+        made = torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+        return made.mul_(size[-1] ** -0.5) if len(size) > 1 else made.mul_(0.1).add_(1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def block_shape(shape: ModelConfig, draft_vocab: int) -> BlockConfig:
+    """As `paceline train --kind block` makes them by default, with a vocabulary of 8,192 tokens."""
+    taps = tuple(round(1 + i * (shape.layers - 4) / 4) for i in range(5))
+    return BlockConfig(
+        shape.width,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.ff_width,
+        shape.vocab_size,
+        draft_vocab,
+        taps,
+        norm_eps=shape.norm_eps,
+        theta=shape.rope.theta,
+    )
+
+
+def heads(notes: Notes, args: argparse.Namespace) -> None:
+    """A block head's whole draft: four hidden states read, a block of 8 filled, a chain of 8 chosen."""
+    for name in args.shapes:
+        for draft_vocab in (8192, 16384):
+            time_head(notes, name, args.model, draft_vocab)
+            free()
+
+
+def time_head(notes: Notes, name: str, model: Path | None, draft_vocab: int) -> None:
+    context, steps = 600, 8
+    target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]))
+    shape, own = block_shape(target.shape, draft_vocab), target._weights
+    runner = CudaBlock(
+        shape,
+        torch.arange(shape.draft_vocab),
+        RandomHead(shape),
+        own.embed,
+        own.embeddings("").head,
+        target.shape,
+        target._launcher,
+        target.max_context,
+    )
+    with target.noise(Seq("s", [1] * (context + 1), context + 1, tenant="s")):
+        a_pass(target, {"s": context}, 1)()
+        pass_ms = timed(target.replay_last_pass)
+    rows = runner.like.new_empty(context + 64, shape.layers, 2, shape.kv_heads, shape.head_dim).normal_()
+    states = torch.randn(len(shape.taps), 4, shape.width, device="cuda")
+    hidden = dict(zip(shape.taps, states, strict=True))
+    text = AnchorContext(1, context, range(context), CacheRows(rows, 0, context))
+    part = TapInput(context - 4, hidden, CacheRows(rows, context - 4, 4))
+    keys = [(i, 2 * i + 1) for i in range(steps)]
+    for temperature in (0.0, 0.7):
+        samples = [SampleCall(0, 0, keys, None, temperature)] if temperature else []
+        draft = partial(runner.draft_chains, [part], [text], steps, [(0, 1)], [steps], samples)
+        for _ in range(20):
+            draft()
+        calls, started = 200, time.perf_counter()
+        for _ in range(calls):
+            draft()
+        call_ms = (time.perf_counter() - started) * 1e3 / calls
+        ms = timed(runner.replay_last_draft)
+        notes(
+            "heads",
+            shape=name,
+            draft_vocab=draft_vocab,
+            temperature=temperature,
+            context=context,
+            pass_ms=pass_ms,
+            draft_ms=ms,
+            call_ms=call_ms,
+            percent=100 * ms / pass_ms,
+        )
+
+
 def eager(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
         target = TorchTarget(weights_of(name, args.model), config_for(SHAPES[name]))
@@ -410,17 +510,54 @@ def beside(notes: Notes, args: argparse.Namespace) -> None:
     compare(notes, "beside", ways, turns)
 
 
+PLAIN: Final = SpecConfig((), max_draft=0)
+DEFAULT: Final = SpecConfig(max_draft=7)
+MODEL_FREE: Final[Mapping[str, SpecConfig]] = {
+    "plain": PLAIN,
+    "grammar, suffix, ngram": DEFAULT,
+    "grammar, suffix, ngram, tree": replace(DEFAULT, tree_width=2),
+}
+TRAINED: Final[Mapping[str, SpecConfig]] = {
+    "plain": PLAIN,
+    "grammar, suffix, ngram": DEFAULT,
+    "block": replace(DEFAULT, drafters=("block",)),
+    "block, always 5": replace(DEFAULT, drafters=("block",), max_draft=5, adaptive=False),
+    "grammar, suffix, ngram, block": replace(DEFAULT, drafters=(*DEFAULT.drafters, "block")),
+}
+
+
+def trained(notes: Notes, args: argparse.Namespace) -> None:
+    """SmolLM2 with the block drafter of the package: turns of agents, then chats."""
+    if args.model is None:
+        notes("trained", skipped="no --model")
+        return
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    head = read(SHIPPED / "smollm2-135m-block", target.fingerprint, target.vocab_size)
+    runner = target.block_runner(head)
+    assert runner is not None
+    prior = cost_table(target)
+
+    def drafters() -> dict[str, Drafter]:
+        return {**model_free(), "block": BlockDrafter(runner, head.card.calibration, target.capacity)}
+
+    for workload in ("agent", "chat"):
+        turns = turns_of(args.model, workload, args.prompts)
+        ways: dict[Way, Run] = {
+            (f"paceline, {name}", temperature): partial(
+                paceline_turns, target, prior, turns, spec, temperature, args.tokens, drafters
+            )
+            for temperature in (0.0, 0.7)
+            for name, spec in TRAINED.items()
+        }
+        compare(notes, f"trained {workload}", ways, turns)
+
+
 def paceline_ways(
     notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int, dtype: str = "auto"
 ) -> dict[Way, Run]:
     target = load_target(model, EngineConfig(device="cuda", cache_mb=1024, dtype=dtype))
     notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
-    prior = cost_table(target)
-    lists: Mapping[str, SpecConfig] = {
-        "plain": SpecConfig((), max_draft=0),
-        "grammar, suffix, ngram": SpecConfig(max_draft=7),
-        "grammar, suffix, ngram, tree": SpecConfig(max_draft=7, tree_width=2),
-    }
+    prior, lists = cost_table(target), MODEL_FREE
     return {
         (f"paceline, {name}", temperature): partial(
             paceline_turns, target, prior, turns, spec, temperature, tokens
@@ -468,11 +605,17 @@ def equal_tokens(texts: Texts, others: Texts) -> int:
 
 
 def paceline_turns(
-    target: ModelTarget, prior: Prior, turns: Texts, spec: SpecConfig, temperature: float, tokens: int
+    target: ModelTarget,
+    prior: Prior,
+    turns: Texts,
+    spec: SpecConfig,
+    temperature: float,
+    tokens: int,
+    drafters: Callable[[], Mapping[str, Drafter]] = model_free,
 ) -> tuple[Texts, int, float]:
     """Texts, passes after each first token, and their seconds. Drafters remember earlier turns."""
     texts, passes_made, seconds = [], 0, 0.0
-    engine = Engine(target, model_free(), Rate(prior))
+    engine = Engine(target, drafters(), Rate(prior))
     for i, turn in enumerate(turns):
         params = SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         seq = Seq(f"turn {i}", list(turn), len(turn), params, spec, tenant="bench")
@@ -487,6 +630,67 @@ def paceline_turns(
         texts.append(seq.output)
     target.forget("bench")
     return texts, passes_made, seconds
+
+
+def rollouts(notes: Notes, args: argparse.Namespace) -> None:
+    """512 sampled answers of at most 320 tokens, each prompt answered eight times."""
+    if args.model is None:
+        notes("rollouts", skipped="no --model")
+        return
+    from paceline.text import Tokenizer
+    from paceline.train.data.rollout import Job, Rollout, roll_out
+    from paceline.train.train_decoder import TrainDecoder
+
+    eos = sorted(Tokenizer.load(args.model).eos_ids)
+    prompts = [*turns_of(args.model, "agent", 58), *turns_of(args.model, "chat", 6)][:64]
+    jobs = [Job(prompt, True, 8 * i + n) for i, prompt in enumerate(prompts) for n in range(8)]
+    how = Rollout(max_new=320)
+    model = TrainDecoder(load(args.model, torch.bfloat16), torch.device("cuda"), torch.bfloat16)
+    for repeat in range(2):
+        started = time.perf_counter()
+        answers = roll_out(model, jobs, eos, how)
+        note_rollouts(notes, "train decoder", repeat, answers, time.perf_counter() - started)
+    del model
+    free()
+    for batch in (64, 256):
+        config = EngineConfig(device="cuda", cache_mb=16384, max_batch=batch, max_waiting=len(jobs))
+        target = load_target(args.model, config)
+        for repeat in range(2):
+            started = time.perf_counter()
+            answers = engine_answers(target, config, jobs, eos, how)
+            note_rollouts(notes, f"engine, {batch} at once", repeat, answers, time.perf_counter() - started)
+        del target
+        free()
+
+
+def engine_answers(
+    target: ModelTarget, config: EngineConfig, jobs: Sequence[Any], eos: Sequence[int], how: Any
+) -> Texts:
+    engine, seqs = Engine(target, {}, Fixed(), config=config, eos=frozenset(eos)), []
+    for i, job in enumerate(jobs):
+        params = SamplingParams(
+            temperature=how.temperature, top_p=how.top_p, seed=job.seed, max_tokens=how.max_new
+        )
+        seqs.append(Seq(f"r{i}", list(job.prompt), len(job.prompt), params, PLAIN, tenant="rollouts"))
+        engine.submit(seqs[-1])
+    while engine.busy:
+        engine.step()
+    target.forget("rollouts")
+    return [seq.output for seq in seqs]
+
+
+def note_rollouts(notes: Notes, engine: str, repeat: int, answers: Texts, seconds: float) -> None:
+    tokens = sum(map(len, answers))
+    notes(
+        "rollouts",
+        engine=engine,
+        repeat=repeat,
+        answers=len(answers),
+        tokens=tokens,
+        seconds=seconds,
+        answers_per_minute=60 * len(answers) / seconds,
+        tokens_per_s=tokens / seconds,
+    )
 
 
 def transformers_turns(
@@ -589,18 +793,22 @@ def transformers_model(path: Path) -> Any:
 
 
 def agent_turns(model: Path, count: int) -> Texts:
-    """The prompts of successive turns of recorded agents, at most 2,000 tokens each."""
+    return turns_of(model, "agent", count)
+
+
+def turns_of(model: Path, workload: str, count: int) -> Texts:
+    """The prompts of successive turns of recorded conversations, at most 2,000 tokens each."""
     from paceline.text import Tokenizer
 
     tokenizer = Tokenizer.load(model)
-    lines = (Path(__file__).parent / "workloads" / "agent.jsonl").read_text("utf-8").splitlines()
+    lines = (Path(__file__).parent / "workloads" / f"{workload}.jsonl").read_text("utf-8").splitlines()
     found = []
     for record in map(json.loads, lines):
         messages = record["messages"]
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                text = tokenizer.render(messages[:i], record.get("tools"))
-                found.append(tokenizer.encode(text)[-2000:])
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        for i in answers or [len(messages)]:
+            text = tokenizer.render(messages[:i], record.get("tools"))
+            found.append(tokenizer.encode(text)[-2000:])
     return found[:count]
 
 
@@ -759,6 +967,9 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "batches": batches,
     "kernels": kernels,
     "rounds": rounds,
+    "trained": trained,
+    "heads": heads,
+    "rollouts": rollouts,
     "beside": beside,
     "host": host,
     "profile": profile,

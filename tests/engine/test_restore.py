@@ -136,8 +136,25 @@ def test_one_that_is_cancelled_while_it_is_loaded_was_never_begun() -> None:
     engine.submit(a_seq("late"))
     engine.step()
     engine.replace_drafter(drafter)  # which begins those that run
+    late = next(seq for seq in engine._scheduler.running() if seq.id == "late")
+    assert late.cached_on_disk == 30
     engine.cancel("late")
+    assert late.cached_on_disk == late.cached == 0
     run(engine, [])
     assert [name for name, _ in drafter.begun] == ["early", "early"]
     assert drafter.ended == ["early"]
     assert not target._rows
+
+
+def test_hits_of_the_disk_are_never_more_than_all_hits() -> None:
+    """Also of one that is preempted while it is loaded, and finds it all in memory later."""
+    target, drafter = StoredTarget({"late": 90}), Noting()
+    engine, late = an_engine(target, drafter), a_seq("late")
+    engine.submit(a_seq("early", 5, max_tokens=30))
+    engine.step()
+    engine.submit(late)
+    engine.step()
+    assert engine._preempt() is late
+    run(engine, [])
+    assert late.cached_on_disk <= late.cached
+    assert sorted(drafter.ended) == ["early", "late"]

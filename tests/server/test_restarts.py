@@ -1,5 +1,6 @@
 """A server that is started again reads the prompts of the last one from the disk, and says so."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,9 @@ import httpx
 import pytest
 
 from paceline import EngineConfig
-from support.servers import Running, toy_running
+from paceline.cli import main
+from paceline.errors import UsageError
+from support.servers import Running, toy_chat_model, toy_running, until
 
 LONG = "You are a careful assistant with many rules. " * 12
 TOOLS = [{"type": "function", "function": {"name": f"tool_{i}", "parameters": {}}} for i in range(4)]
@@ -99,3 +102,51 @@ def test_for_strangers_only_whole_blocks_come_back(start: Any) -> None:
     cached = ask(start())[1]
     assert cached > 0
     assert cached % 64 == 0
+
+
+def test_the_prompt_of_a_route_is_read_before_anybody_sends_it(start: Any, tmp_path: Path) -> None:
+    system = {"role": "system", "content": LONG}
+    (tmp_path / "agent.json").write_text(json.dumps({"messages": [system], "tools": TOOLS}))
+    (tmp_path / "routes.yaml").write_text("routes: [{name: agent, warm: agent.json}]")
+    server = start(routes=str(tmp_path / "routes.yaml"))
+    assert until(lambda: not server.in_flight, 30)
+    question = [system, {"role": "user", "content": "What now?"}]
+    cached = ask(server, messages=question, tools=TOOLS)[1]
+    assert cached > 400
+    flush(server)
+    again = start(routes=str(tmp_path / "routes.yaml"))
+    assert until(lambda: not again.in_flight, 30)
+    disk = again.app.engine.llm.target.cache_stats.disk
+    assert disk is not None
+    assert disk.hit_tokens == cached // 64 * 64
+    assert ask(again, messages=question, tools=TOOLS)[1] >= cached
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("{", "no chat request"), ('{"tools": []}', "messages"), (None, "cannot read")]
+)
+def test_a_warm_prompt_that_cannot_be_used_shows_at_the_start(
+    start: Any, tmp_path: Path, content: str | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / "agent.json").write_text(content)
+    (tmp_path / "routes.yaml").write_text("routes: [{name: agent, warm: agent.json}]")
+    with pytest.raises(UsageError, match=reason):
+        start(routes=str(tmp_path / "routes.yaml"))
+
+
+def test_the_command_reads_prompts_for_later_servers(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "system.txt").write_text(LONG + "\n")
+    (tmp_path / "model").mkdir()
+    model, folder = toy_chat_model(tmp_path / "model"), str(tmp_path / "kv")
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "warm", str(model), str(tmp_path / "system.txt"), "--cache-dir", folder])
+    assert ended.value.code == 0
+    assert "tokens, 0 of them were cached" in capsys.readouterr().out
+    question = [{"role": "system", "content": LONG}, {"role": "user", "content": "What now?"}]
+    assert ask(start(), messages=question)[1] > 300
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "warm", str(model)])
+    assert ended.value.code == 2

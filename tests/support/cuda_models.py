@@ -6,6 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.heads.base import DenseTargetEmbeddings
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.head_checkpoint import Card, Int8Weights, StoredHead
 from paceline.target.eager.rope import frequencies
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 
@@ -107,3 +110,29 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def gap(got: Tensor, expected: Tensor) -> float:
     """Relative to the norm."""
     return float((got.double() - expected).norm() / expected.norm())
+
+
+BLOCK = BlockConfig(128, 4, 2, 64, 256, VOCAB, 200, (0, 1), layers=2, block=6, markov_rank=64, window=300)
+
+
+def embeddings_of(weights: Weights) -> DenseTargetEmbeddings:
+    t = {name: tensor.float() for name, tensor in weights.tensors.items() if "layers" not in name}
+    return DenseTargetEmbeddings(t["embed"], t.get("head", t["embed"]), t["norm"], weights.fingerprint)
+
+
+def block_net(weights: Weights, shape: BlockConfig = BLOCK, seed: int = 0) -> BlockHead:
+    """A block head for a small model. Every weight matters."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randperm(shape.vocab, generator=generator)[: shape.draft_vocab].sort().values
+    net = BlockHead(shape, embeddings_of(weights), ids)
+    net.init_weights(embeddings_of(weights), generator)
+    with torch.no_grad():
+        for weight in net.parameters():
+            scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
+            weight.add_(scale * torch.randn(weight.shape, generator=generator))
+    return net.eval()
+
+
+def stored_block(net: BlockHead, fingerprint: str) -> StoredHead:
+    card = Card("block", net.shape, "tiny", fingerprint, "float32")
+    return StoredHead(card, net.draft_ids.cpu(), Int8Weights(dict(net.state_dict())))

@@ -101,6 +101,9 @@ class Clocked(ToyTarget):
     def memory(self) -> dict[str, int]:
         return {}
 
+    def flush(self, seconds: float) -> bool:
+        return True
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
         self.seconds += rows * self._noise_of(self.passes) / 1000

@@ -9,7 +9,7 @@ gate       gate serve
 gate_run   gate run
 gate_status gate status, gate set, gate rollback, gate export
 check      routes check, schema check
-cache      cache ls, cache clear
+cache      cache ls, cache clear, cache warm
 keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers

@@ -1,18 +1,21 @@
-"""paceline cache ls, clear"""
+"""paceline cache ls, clear, warm"""
 
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.options import AsJson, CacheDir
+from paceline.cli.options import MODEL_HELP, AsJson, CacheDir, ServerEngineOptions, TemplateOptions, grouped
+from paceline.config import SpecConfig
+from paceline.errors import SettingError, UsageError
 
 cache_app = typer.Typer(no_args_is_help=True, help="The KV cache on the disk.")
+FLUSH_S: Final = 60.0  # for the pages of one prompt
 out = Console(highlight=False, soft_wrap=True)
 
 
@@ -47,3 +50,58 @@ def clear_pages(
     from paceline.target.kv.disk_cache import clear
 
     print(f"{clear(_folder(cache_dir), model):,} pages removed")
+
+
+@cache_app.command("warm")
+@grouped
+def warm(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    engine: ServerEngineOptions,
+    template: TemplateOptions,
+    file: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The body of a chat request (.json), or the text of a system prompt."),
+    ] = None,
+    routes: Annotated[
+        Path | None, typer.Option(help="A routes file: what its routes have as `warm`.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option(help="A file of API keys: for each of them.")] = None,
+    single_user: Annotated[
+        bool, typer.Option("--single-user", help="For a server that has this option.")
+    ] = False,
+) -> None:
+    """Read prompts and keep them on the disk, for servers with the same model, keys and folder."""
+    if not file and routes is None:
+        raise UsageError("nothing to read: give a file, or --routes")
+    if not engine.cache_disk_mb:
+        raise SettingError("cache_disk_mb", 0, "more than 0")
+    from paceline.llm import LLM
+    from paceline.server.routes import load
+    from paceline.server.warm import prepared, read_warm_prompt, route_prompts
+    from paceline.web import api_keys
+
+    prompts = [read_warm_prompt(path) for path in file or ()]
+    if routes is not None:
+        prompts += route_prompts(load(routes).routes, routes.parent)
+    holders = api_keys.load(keys).keys if keys else ()
+    llm = LLM(
+        model,
+        config=engine.config(),
+        chat_template=template.chat_template,
+        tool_format=template.tool_format,
+        spec=SpecConfig(("none",), max_draft=0),
+    )
+    if llm.target.cache_stats.disk is None:
+        raise UsageError(
+            f"{model} has no cache on the disk here: it needs the native CPU engine, and a folder"
+        )
+    for prompt in prompts:
+        for output in prepared(llm, prompt, holders, single_user):
+            seq = output.seq
+            llm.engine.submit(seq)
+            while llm.engine.busy:
+                if error := next((r.error for r in llm.engine.step() if r.error), None):
+                    raise error
+            if not llm.target.flush(FLUSH_S):
+                raise UsageError(f"the disk is too slow: {prompt.file} was not written in {FLUSH_S:.0f} s")
+            print(f"{prompt.file}: {seq.prompt_len} tokens, {seq.cached} of them were cached")

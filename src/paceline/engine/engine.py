@@ -311,6 +311,7 @@ class Engine:
                 del self._restoring[seq.id]
                 # A preempted one finds rows of its own: they were computed for it, and are no hit.
                 seq.cached = min(seq.cached, seq.computed) if seq.preemptions else seq.computed
+                seq.cached_on_disk = min(seq.cached_on_disk, seq.cached)
                 self._drafting.begin(seq)
 
     def _schedule(self) -> tuple[list[Scheduled], list[Round]]:
@@ -493,8 +494,10 @@ class Engine:
             sink.finish(seq, reason)
 
     def _close(self, seq: Seq) -> None:
-        if self._restoring.pop(seq.id, None) is None:  # else no drafter knows it yet
+        if self._restoring.pop(seq.id, None) is None:
             self._drafting.end(seq)
+        else:  # no drafter knows it yet, and nothing of what was loaded has served it
+            seq.cached_on_disk = 0
         self.target.close(seq.id)
 
 

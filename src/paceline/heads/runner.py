@@ -51,7 +51,7 @@ class BlockOutput:
 
     slots: int  # valid rows
     base: Tensor  # [slots or more, draft_vocab] float32
-    hidden: Tensor  # [slots or more, width]
+    hidden: Tensor  # [slots or more, width]; of CudaBlock [slots or more]: their part of the confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,13 @@ class ChainStart:
 
 @dataclass(frozen=True, slots=True)
 class SampleCall:
-    """How C++ samples the tokens of a chain: see sampling/csrc/choose.cpp."""
+    """How C++ or the GPU samples the tokens of a chain: see sampling/csrc/choose.cpp."""
 
     choose: int  # address of paceline_choose_among
     settings: int  # address of its settings
     keys: Sequence[tuple[int, int]]  # of each token
     owner: object  # keeps the settings alive
+    temperature: float = 1.0  # among the settings
 
 
 SlotStart = tuple[int, int]  # a slot, and the token before it

@@ -30,6 +30,7 @@ from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.server.telemetry.route_accounting import RouteAccounting
+from paceline.server.warm import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
@@ -133,6 +134,7 @@ def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
     if settings.routes:
         _check_routes(settings.routes)
+    warm_prompts = _warm_prompts(settings.routes) if settings.routes else []
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
     store = _store(settings)
     recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
@@ -169,6 +171,8 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
+    if warm_prompts:
+        warm(llm, thread, warm_prompts, keys.current().keys if keys else (), settings.single_user)
     terms = (settings.remember, trainer, aliases, settings.single_user)
     admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
@@ -183,6 +187,10 @@ def build(settings: ServerSettings) -> App:
         settings.keep_alive_s,
         settings.connections.body_timeout_s,
     )
+
+
+def _warm_prompts(file: str) -> list[WarmPrompt]:
+    return route_prompts(load_routes(file).routes, Path(file).parent)
 
 
 def _check_routes(file: str) -> None:

@@ -176,6 +176,7 @@ class Route(StrictModel):
     priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
     remember: _Remember = None  # whether drafters may remember these requests, or be trained on them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
+    warm: str | None = None  # a file with the beginning of these requests, read when the server starts
     predicted: Predicted | None = None
 
     def takes(self, request: RouteRequest) -> bool:

@@ -21,6 +21,9 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes by use."""
 
+    def flush(self, seconds: float) -> bool:
+        """Waits until what the cache keeps on the disk is written; False: not in time."""
+
     def noise(self, seq: Seq) -> AbstractContextManager[None]:
         """Inside, a sequence is open as if all but its last token were computed; its rows hold noise."""
 
@@ -68,6 +71,9 @@ class PagedTarget(ABC, Generic[F]):
 
     def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
         return self._cache.restore(seq_id, seconds)
+
+    def flush(self, seconds: float) -> bool:
+        return self._cache.disk is None or self._cache.disk.flush(seconds)
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None

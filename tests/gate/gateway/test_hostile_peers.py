@@ -6,7 +6,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,39 +66,37 @@ def healthy(running: Gate) -> bool:
     return httpx.get(f"{running.url}/health").status_code == 200 and time.monotonic() - started < IDLE_S
 
 
-@pytest.mark.parametrize(
-    ("parts", "repeat", "code"),
-    [
-        ([b"\x00\xff\xfe garbage\r\n\r\n"], b"", "upstream_disconnect"),
-        ([b"HTTP/1.1 200 OK\r\nx: "], b"a" * 65536, "upstream_disconnect"),
-        ([b"HTTP/1.1 200 OK\r\n"], b"x-a: b\r\n" * 1000, "upstream_disconnect"),
-        ([SSE, CHUNK[:30]], b"", "upstream_disconnect"),
-        (
-            [SSE.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n"), b"ffff\r\ndata"],
-            b"",
-            "upstream_disconnect",
-        ),
-        ([SSE], b"x" * 65536, "upstream_event_too_large"),
-        ([SSE.replace(b"text/event-stream", b"application/json")], b"[" * 65536, "upstream_answer_too_large"),
-    ],
-    ids=[
-        "garbage",
-        "endless header",
-        "endless headers",
-        "half an event",
-        "half a chunk",
-        "endless event",
-        "endless body",
-    ],
-)
-def test_an_upstream_that_breaks_the_protocol_is_a_502(
-    tmp_path: Path, parts: list[bytes], repeat: bytes, code: str
-) -> None:
-    with raw_upstream(parts, repeat) as url, gate(tmp_path, behind(url)) as running:
-        answer = httpx.post(running.url + CHAT, json={**HELLO, "stream": True}, timeout=IDLE_S)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (502, code)
-        assert healthy(running)
-        assert until(lambda: running.app.client.states["a"].in_flight == 0, IDLE_S)
+CHUNKED = SSE.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n")
+JSON = SSE.replace(b"text/event-stream", b"application/json")
+BROKEN: dict[str, tuple[list[bytes], bytes, str]] = {  # parts, repeated without end, code
+    "garbage": ([b"\x00\xff\xfe garbage\r\n\r\n"], b"", "upstream_disconnect"),
+    "endless header": ([b"HTTP/1.1 200 OK\r\nx: "], b"a" * 65536, "upstream_disconnect"),
+    "endless headers": ([b"HTTP/1.1 200 OK\r\n"], b"x-a: b\r\n" * 1000, "upstream_disconnect"),
+    "half an event": ([SSE, CHUNK[:30]], b"", "upstream_disconnect"),
+    "half a chunk": ([CHUNKED, b"ffff\r\ndata"], b"", "upstream_disconnect"),
+    "endless event": ([SSE], b"x" * 65536, "upstream_event_too_large"),
+    "endless body": ([JSON], b"[" * 65536, "upstream_answer_too_large"),
+}
+
+
+def test_an_upstream_that_breaks_the_protocol_is_a_502(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        config: dict[str, Any] = {"upstreams": [], "routes": []}
+        for number, (name, (parts, repeat, _)) in enumerate(BROKEN.items()):
+            one = behind(stack.enter_context(raw_upstream(parts, repeat)), name=f"u{number}")
+            config["upstreams"] += one["upstreams"]
+            route = {"name": f"r{number}", "match": {"model": name}, "upstreams": {f"u{number}": 1}}
+            config["routes"].append({**one["routes"][0], **route})
+        running = stack.enter_context(gate(tmp_path, config))
+        found = {}
+        for name in BROKEN:
+            body = {**HELLO, "model": name, "stream": True}
+            answer = httpx.post(running.url + CHAT, json=body, timeout=IDLE_S)
+            found[name] = (answer.status_code, answer.json()["error"]["code"])
+            assert healthy(running)
+        assert found == {name: (502, code) for name, (_, _, code) in BROKEN.items()}
+        states = running.app.client.states.values()
+        assert until(lambda: not any(state.in_flight for state in states), IDLE_S)
 
 
 def test_an_answer_that_is_no_json_is_the_upstreams_own(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The CUDA kernels on a GPU: bits of rows, trees and batches, and speculative text equal to plain text."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,11 +17,19 @@ from torch import Tensor
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.constraints.draft_masks import Masks
 from paceline.drafters import model_free
+from paceline.drafters.heads import BlockDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.engine.verify import sampler_of
+from paceline.errors import CacheFull, PacelineError, UsageError
+from paceline.heads.base import DenseTargetEmbeddings
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.head_checkpoint import read
+from paceline.heads.local_heads import SHIPPED
+from paceline.heads.runner import AnchorContext, BlockRunner, CacheRows, ChainStart, TapInput, TorchBlock
 from paceline.sampling import CHOICE, History, chooser, noise_key
 from paceline.target.cuda.arguments import THREADS, Linear
+from paceline.target.cuda.block_head import CudaBlock
 from paceline.target.cuda.driver import GpuLauncher
 from paceline.target.cuda.graphs import defines, packed_shared_bytes, packed_tiling
 from paceline.target.cuda.packing import FORMATS, pack_fp8, pack_gguf, quantise_fp8
@@ -30,7 +39,7 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.tensors import EncodedMatrix
 from paceline.text import Tokenizer
 from paceline.types import Draft, Feed, Seq
-from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
+from support.cuda_models import VOCAB, gap, reference_logits, stored_block, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 from support.native_targets import decoded, random_blocks, small_blocks
 
@@ -485,3 +494,144 @@ def test_speculative_text_is_plain_text(
     assert alone == expected
     assert texts(smollm2, prompts, plain, temperature) == expected
     assert texts(smollm2, prompts, fast, temperature) == expected
+
+
+# ---- block heads
+
+
+def block_runner(target: CudaTarget, shape: BlockConfig) -> tuple[CudaBlock, TorchBlock]:
+    """A random head in graphs, and the same in torch."""
+    lent = target.embeddings()
+    embed, head = (cast(Tensor, table).float() for table in (lent.embed, lent.head))
+    dense = DenseTargetEmbeddings(embed, head, lent.norm.float(), "random")
+    net = BlockHead(shape, dense, torch.arange(0, 2 * shape.draft_vocab, 2))
+    generator = torch.Generator().manual_seed(0)
+    net.init_weights(dense, generator)
+    with torch.no_grad():
+        for weight in net.parameters():
+            scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
+            weight.add_((scale * torch.randn(weight.shape, generator=generator)).to(weight))
+    runner = target.block_runner(stored_block(net, target.fingerprint))
+    assert runner is not None
+    return runner, TorchBlock(net)
+
+
+def read_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int) -> AnchorContext:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
+    states = 3 * torch.randn(len(shape.taps), count, shape.width, generator=generator, device="cuda")
+    hidden = dict(zip(shape.taps, states, strict=True))
+    runner.read([TapInput(0, hidden, CacheRows(rows, 0, count))])
+    return AnchorContext(7 + seed, count, range(count), CacheRows(rows, 0, count))
+
+
+BLOCKS = {
+    "small": BlockConfig(576, 9, 3, 64, 1536, 49152, 8192, (1, 8, 14, 20, 27)),
+    "wide": BlockConfig(4096, 32, 8, 128, 14336, 32000, 16000, (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_those_of_torch_whatever_is_drafted_beside_them(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    shape = BLOCKS[name]
+    runner, theirs = block_runner(request.getfixturevalue(name), shape)
+    counts, size = [600, 1, 130, 1024, *range(2, 18)], shape.block
+    texts = [read_text(runner, shape, count, i) for i, count in enumerate(counts)]
+    together = runner.fill(texts, size)
+    starts = [ChainStart(block, 0, text.token) for block, text in zip(together, texts, strict=True)]
+    tokens, sure = runner.chains(starts, [size] * len(starts))
+    shorter, _ = runner.chains(starts[:2], [1, size])  # the first is not the longest
+    assert shorter[1][:size] == tokens[1][:size]
+    for i in (0, 1, 2, 3, 19):
+        same = read_text(theirs, shape, counts[i], i)
+        (expected,) = theirs.fill([same], size)
+        assert gap(together[i].base[:size].cpu(), expected.base.double().cpu()) < 0.03
+        (alone,) = runner.fill([texts[i]], size)
+        assert torch.equal(alone.base, together[i].base)
+        (one,), (one_sure,) = runner.draft_chains([], [texts[i]], size, [(0, texts[i].token)], [size])[1]
+        assert (one[:size], one_sure[:size]) == (tokens[i][:size], sure[i][:size])
+        (row,), (logit,) = runner.logits_at([ChainStart(alone, 0, texts[i].token)])
+        assert tokens[i][0] == runner.draft_ids[int(row.argmax())]
+        assert sure[i][0] == pytest.approx(logit, abs=1e-2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_text_with_a_trained_drafter_is_plain_text(smollm2: CudaTarget, temperature: float) -> None:
+    """The drafter of the package, alone and after the others, four sequences at once."""
+    head = read(SHIPPED / "smollm2-135m-block", smollm2.fingerprint, smollm2.vocab_size)
+    runner = smollm2.block_runner(head)
+    assert runner is not None
+    tokenizer, results = Tokenizer.load(smollm2_path()), []
+    prompts = [f"Write {n} sentences about the sea, then count to {n}:" for n in (3, 5, 8, 12)]
+    for names in ((), ("block",), ("suffix", "ngram", "block")):
+        drafters = {**model_free(), "block": BlockDrafter(runner, head.card.calibration)}
+        engine = Engine(smollm2, drafters, Fixed(), config=CONFIG)
+        seqs, drafted, accepted = [], 0, 0
+        for i, prompt in enumerate(prompts):
+            tokens = tokenizer.encode(prompt)
+            params = SamplingParams(temperature=temperature, seed=i, max_tokens=100, ignore_eos=True)
+            spec = SpecConfig(names, max_draft=5 if names else 0, adaptive=False)
+            seqs.append(Seq(f"{names} {i}", tokens, len(tokens), params, spec, tenant=str(names)))
+            engine.submit(seqs[-1])
+        while engine.busy:
+            for r in engine.step():
+                drafted += r.draft.sources.count("block")
+                accepted += r.sources.count("block")
+        assert (accepted > 40) == (drafted > 40) == bool(names)
+        results.append([seq.output for seq in seqs])
+    assert results[0] == results[1] == results[2]
+
+
+# ---- without memory
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """Nothing more can be allocated on the GPU."""
+    held, size = [], 2**34
+    while size >= 512:
+        try:
+            held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            size //= 2
+    try:
+        yield
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+
+
+def test_a_gpu_without_memory_ends_one_output_and_no_other(small: CudaTarget) -> None:
+    """One asks for log-probabilities, whose logits are copied; the others need no memory."""
+    prompt = some_tokens(40, 3, small.vocab_size)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+
+    def run(requests: Sequence[SamplingParams]) -> tuple[list[Seq], list[PacelineError | None]]:
+        engine, ends = Engine(small, model_free(), Fixed(), config=CONFIG), dict[str, PacelineError | None]()
+        seqs = [Seq(f"m{i}", list(prompt), len(prompt), p, tenant="m") for i, p in enumerate(requests)]
+        for seq in seqs:
+            engine.submit(seq)
+        while engine.busy:
+            ends |= {r.request: r.error for r in engine.step() if r.finish}
+        small.forget("m")
+        return seqs, [ends[seq.id] for seq in seqs]
+
+    plain, _ = run([params, replace(params, temperature=0.8, seed=1)])
+    requests = [params, replace(params, logprobs=2), replace(params, temperature=0.8, seed=1)]
+    with filled_memory():
+        seqs, errors = run(requests)
+    assert [seqs[0].output, seqs[2].output] == [seq.output for seq in plain]
+    assert isinstance(errors[1], CacheFull)
+    assert "no memory left" in str(errors[1])
+    assert errors[0] is errors[2] is None
+    seqs, errors = run(requests)
+    assert errors == [None] * 3
+    assert len(seqs[1].output) == 60
+
+
+def test_a_full_gpu_refuses_a_model_and_says_what_would_fit() -> None:
+    path = smollm2_path()
+    with filled_memory(), pytest.raises(UsageError, match="does not fit into the GPU's memory"):
+        load_target(path, EngineConfig(device="cuda", cache_mb=512))

@@ -400,7 +400,7 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
         runner.histories.drop(f"c{i}")
         if sampler.masks is not None and isinstance(mask := sampler.masks()[0], np.ndarray):
             host.set(i, mask)
-    runner._launch_all(PassKernels(runner, kind).launches)
+    runner._graphs.run(kind, lambda kind: PassKernels(runner, kind).launches)
     runner._taken[0] = runner._number
     return runner.chosen(count)
 
@@ -579,3 +579,62 @@ def test_tokens_of_a_pass_may_be_read_after_the_next_pass(target: CudaTarget) ->
     assert all(scores.running for scores in read_late)
     assert [token for scores in read_late for token in scores.tokens] == expected
     assert expected[0] != expected[1]
+
+
+def test_a_gpu_without_memory_ends_one_output_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One asks for log-probabilities, whose logits are copied; the other needs no memory."""
+    prompt = tokens_of(5)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+
+    def run(*requests: SamplingParams) -> list[Seq]:
+        engine = Engine(make_target(tiny_weights()), model_free(), Fixed(), config=CONFIG)
+        seqs = [Seq(f"s{i}", list(prompt), len(prompt), each) for i, each in enumerate(requests)]
+        ends: dict[str, Exception | None] = {}
+        for seq in seqs:
+            engine.submit(seq)
+        while engine.busy:
+            ends |= {r.request: r.error for r in engine.step() if r.finish}
+        errors.append([ends[seq.id] for seq in seqs])
+        return seqs
+
+    errors: list[list[Exception | None]] = []
+    (alone,) = run(params)
+    whole = CudaTarget._rows_of_logits
+    emptied = []
+
+    def without_memory(self: CudaTarget, rows: PassRows, lent: bool) -> Tensor:
+        if not rows.all_chosen:
+            raise torch.OutOfMemoryError("full")
+        return whole(self, rows, lent)
+
+    monkeypatch.setattr(CudaTarget, "_rows_of_logits", without_memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    _, other = run(replace(params, logprobs=1), params)
+    assert other.output == alone.output
+    failed, ended = errors[-1]
+    assert isinstance(failed, CacheFull)
+    assert "no memory left" in str(failed)
+    assert ended is None
+    assert emptied
+
+
+def test_a_graph_that_finds_no_memory_is_run_kernel_by_kernel(target: CudaTarget) -> None:
+    class Full(CpuLauncher):
+        tries = 0
+
+        def __init__(self) -> None:
+            self.__dict__ |= vars(launcher())
+
+        def capture(self, launches: object) -> None:
+            self.tries += 1
+            raise torch.OutOfMemoryError("full")
+
+    full = Full()
+    other = CudaTarget(tiny_weights(), CONFIG, full)
+    logits = []
+    for one in (target, other):
+        one.open(Seq("alone", [1, 2], 2, tenant="alone"))
+        logits.append(one.forward([Feed("alone", [1, 2])]).logits.clone())
+        one.close("alone")
+    assert torch.equal(*logits)
+    assert full.tries == 1

@@ -319,4 +319,4 @@ def _sample_call(ask: Ask, size: int) -> SampleCall | None:
     assert owner.among is not None
     index = len(seq.tokens) - seq.prompt_len + len(ask.after)
     keys = [noise_key(params.noise_seed, params.choice, CHOICE, index + i) for i in range(size)]
-    return SampleCall(owner.among.function, owner.among.settings, keys, owner)
+    return SampleCall(owner.among.function, owner.among.settings, keys, owner, params.temperature)

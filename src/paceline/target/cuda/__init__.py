@@ -8,5 +8,6 @@ packing.py    weights of 4 to 8 bits in the order that the kernels read
 batch.py      from feeds to the rows of passes
 memory.py     the GPU memory of a model, before it is loaded
 graphs.py     static buffers, the kernels of a pass, and their CUDA graphs
+block_head.py a block head's drafts in CUDA graphs
 target.py     CudaTarget: the target protocol
 """

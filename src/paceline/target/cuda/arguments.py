@@ -14,6 +14,8 @@ SPLITS: Final = 8
 BINS: Final = 64
 IN_PROMPT: Final = 2**30
 MAX_CANDIDATES: Final = 2048
+MAX_TEXTS: Final = 16
+MAX_BLOCK: Final = 16
 
 _POINTER, _INT, _LONG, _FLOAT = c.c_void_p, c.c_int, c.c_longlong, c.c_float
 _ROWS_I = c.c_int * MAX_ROWS
@@ -62,6 +64,7 @@ class Linear(c.Structure):
         ("query_scale", _FLOAT),
         *((name, _POINTER) for name in ("residual", "next_norm", "next_square_sum", "tap", "out", "out_f32")),
         ("columns", _INT),
+        ("out_rows", _POINTER),
     )
 
 
@@ -134,8 +137,112 @@ class CountTokens(c.Structure):
     _fields_ = (("counts", _POINTER), ("count", _INT), ("token", c.c_int * MAX_DEPTH))
 
 
+# ---- block heads
+
+_BY_TEXT: Final = c.c_int * MAX_TEXTS
+_TEXT_ADDRESSES: Final = c.c_void_p * MAX_TEXTS
+
+
+class DraftInput(c.Structure):
+    _fields_ = (
+        *((name, _INT) for name in ("number", "read_rows", "texts", "slots", "chains")),
+        ("padding", _INT * 3),
+        ("hidden", _POINTER * MAX_ROWS),
+        ("tap_stride", _LONG * MAX_ROWS),
+        ("cache_row", _POINTER * MAX_ROWS),
+        ("read_position", _ROWS_I),
+        *((name, _TEXT_ADDRESSES) for name in ("context", "logits", "sure")),
+        *((name, _BY_TEXT) for name in ("token", "position", "length")),
+        *((name, _TEXT_ADDRESSES) for name in ("chain_logits", "chain_sure")),
+        *((name, _BY_TEXT) for name in ("slot", "previous", "size")),
+        ("inverse_temperature", _FLOAT * MAX_TEXTS),
+        ("key", c.c_uint * (2 * MAX_BLOCK * MAX_TEXTS)),
+    )
+
+
+class DraftResult(c.Structure):
+    _fields_ = (
+        ("number", _INT),
+        ("token", _INT * (MAX_TEXTS * MAX_BLOCK)),
+        ("sure", _FLOAT * (MAX_TEXTS * MAX_BLOCK)),
+    )
+
+
+class TakeDraft(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("host", "input", "pass_input", "rows", "best", "host_taken")),
+        ("columns", _INT),
+    )
+
+
+class GatherTaps(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input", "out", "residual", "square_sum")),
+        ("taps", _INT),
+        ("width", _INT),
+    )
+
+
+class ContextKeys(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("products", "key_norm", "cos", "sin", "input")),
+        ("layers", _INT),
+        ("kv_heads", _INT),
+        ("norm_eps", _FLOAT),
+    )
+
+
+class EmbedBlock(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input", "embeddings", "mask", "norm", "residual")),
+        ("square_sums", _POINTER),
+        ("out", _POINTER),
+        ("width", _INT),
+        ("norms", _INT),
+    )
+
+
+class BlockHeads(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("qkv", "query_norm", "key_norm", "cos", "sin", "input")),
+        ("queries", _POINTER),
+        ("own", _POINTER),
+        ("heads", _INT),
+        ("kv_heads", _INT),
+        ("norm_eps", _FLOAT),
+        ("query_scale", _FLOAT),
+    )
+
+
+class BlockAttention(c.Structure):
+    _fields_ = (
+        ("attention", Attention),
+        ("draft", _POINTER),
+        ("own", _POINTER),
+        ("layer", _INT),
+        ("row_size", _INT),
+    )
+
+
+class BlockSure(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input", "residual", "norm", "weight", "square_sum")),
+        ("width", _INT),
+        *((name, _FLOAT) for name in ("bias", "inverse_width", "norm_eps")),
+    )
+
+
+class ChainStep(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input", "markov_in", "markov_out", "weight", "ids", "best")),
+        *((name, _POINTER) for name in ("sure", "arrived", "host")),
+        *((name, _INT) for name in ("draft_vocab", "columns", "rank", "step", "steps")),
+    )
+
+
 # In the order of size_of in kernels.cu.
 STRUCTURES: Final = (
     PassInput, Linear, Attention, HeadNorm, TakeInput, Embed, MoveRows, Choose, Chosen, HostMasks,
-    CountTokens,
+    CountTokens, DraftInput, DraftResult, TakeDraft, GatherTaps, ContextKeys, EmbedBlock, BlockHeads,
+    BlockAttention, BlockSure, ChainStep,
 )  # fmt: skip

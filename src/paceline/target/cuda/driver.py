@@ -30,7 +30,7 @@ HEADERS: Final = (
     SAMPLING / "exact_exp.h",
     *(
         SOURCES / f"{name}.h"
-        for name in ("ptx", "pass", "linear", "packed", "attention", "cut", "choose", "rows")
+        for name in ("ptx", "pass", "linear", "packed", "attention", "cut", "choose", "rows", "block_head")
     ),
 )
 # Without -fmad=false the compiler contracts a product and a sum in one row count and not in another.
@@ -42,6 +42,7 @@ MIN_SHARED_KB: Final = 220  # of one block, which attention over heads of 128 ne
 _LARGE_SHARED: Final = 48 * 1024  # bytes above which a kernel must ask
 _MAX_DYNAMIC_SHARED_SIZE: Final = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_OUT_OF_MEMORY: Final = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _PROGRAMMATIC_SERIALIZATION: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -123,8 +124,9 @@ class GpuLauncher:
             finally:
                 ended = driver.cuStreamEndCapture(c.c_void_p(stream.cuda_stream), c.byref(graph))
             self._check(ended)
-        self._check(driver.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(0)))
+        made = driver.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(0))
         driver.cuGraphDestroy(graph)
+        self._check(made)
         launch, current, index = self._launch_graph, _current_stream(), self.device.index
 
         def replay() -> None:
@@ -156,6 +158,8 @@ class GpuLauncher:
         if code:
             text = c.c_char_p()
             self._driver.cuGetErrorString(code, c.byref(text))
+            if code == _OUT_OF_MEMORY:
+                raise torch.OutOfMemoryError("the CUDA driver has no memory left on the GPU")
             raise NotCompiled(f"the CUDA driver refused a kernel: {(text.value or b'').decode()} ({code})")
 
 

@@ -7,12 +7,13 @@ Captured graphs hold addresses, and everything that differs between passes is da
 import ctypes as c
 import math
 import os
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -71,7 +72,8 @@ def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tupl
 
     For few rows narrow models get one tile, so that more blocks share the work. Where there is still less
     than one block to a multiprocessor and the inputs are long, each has more on its way. For many rows a
-    block has as many tiles as leave one for nearly every multiprocessor.
+    block has as many tiles as leave one for nearly every multiprocessor. Where that leaves a few blocks
+    for a second turn, stages are short, so that two blocks share a multiprocessor and all run at once.
     """
     width = shape.width
     if rows <= 16:
@@ -80,7 +82,9 @@ def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tupl
         return tiles, WIDE_KB if few and shape.ff_width >= 4096 else LINEAR_KB
     min_blocks, widest = max(64, 0.9 * multiprocessors), (4, 2) if rows == 64 else (2,)
     fitting = (n for n in widest if width >= 16 * n * min_blocks and width % (16 * n) == 0)
-    return next(fitting, 1), WIDE_KB
+    tiles = next(fitting, 1)
+    few_left = multiprocessors < width // 16 // tiles < 1.75 * multiprocessors
+    return tiles, LINEAR_KB if rows == 32 and few_left else WIDE_KB
 
 
 def packed_tiling(name: str, rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
@@ -113,7 +117,7 @@ def defines(shape: ModelConfig, multiprocessors: int, products: Products = DENSE
     """What the kernels are built with for a model."""
     few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
     values: dict[str, object] = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
-    values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_TILES_64": many[0]}
+    values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_KB_32": some[1], "RESIDUAL_TILES_64": many[0]}
     if packed := sorted((name, kind) for name, kind in products if kind in FORMATS):
         for name in ("qkv", "gated", "residual"):
             tiles, kb = packed_tiling(name, 16, shape, multiprocessors)
@@ -274,13 +278,13 @@ class Buffers:
         self.host_masks = HostMasks(shape.vocab_size, device)
         self.masks = new(MAX_ROWS, self.host_masks.stride, dtype=torch.int32)
         self.masked = new(MAX_ROWS, dtype=torch.int32)
-        self._taps: dict[int, Tensor] = {}
+        self._taps: dict[tuple[int, ...], Tensor] = {}
 
-    def tap(self, layer: int) -> Tensor:
-        """[MAX_ROWS, width]: where the output of a layer is copied to."""
-        if layer not in self._taps:
-            self._taps[layer] = torch.zeros_like(self.residual)
-        return self._taps[layer]
+    def taps(self, layers: tuple[int, ...]) -> Tensor:
+        """[layers, MAX_ROWS, width]: where the outputs of these layers are copied to."""
+        if layers not in self._taps:
+            self._taps[layers] = self.residual.new_zeros(len(layers), *self.residual.shape)
+        return self._taps[layers]
 
 
 def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -291,12 +295,57 @@ def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
+class Launch:
+    """One kernel."""
+
     name: str
     grid: int
     threads: int
     shared_bytes: int
     argument: c.Structure
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class GraphSet(Generic[K]):
+    """Lists of kernels by kind: launched one by one at first, then as a graph where the launcher has them."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._launches: dict[K, list[Launch]] = {}
+        self._graphs: dict[K, Callable[[], None]] = {}
+
+    def run(self, kind: K, kernels_of: Callable[[K], list[Launch]]) -> None:
+        replay = self._graphs.get(kind)
+        if replay is not None:
+            replay()
+            return
+        if kind not in self._launches:
+            self._launches[kind] = kernels_of(kind)
+        launches = self._launches[kind]
+        self._launch_all(launches)
+        with suppress(torch.OutOfMemoryError):  # without memory for the graph the kernels alone run too
+            replay = self._launcher.capture(lambda: self._launch_all(launches))
+        if replay is not None:
+            self._graphs[kind] = replay
+
+    def _launch_all(self, launches: Sequence[Launch]) -> None:
+        for one in launches:
+            self._launcher.launch(one.name, one.grid, one.threads, one.shared_bytes, one.argument)
+
+
+def wait_for(word: "memoryview[int]", number: int) -> None:
+    """Until the GPU has written this number there. Other threads may run meanwhile."""
+    looks = 0
+    while word[0] != number:
+        looks += 1
+        if looks % 32 == 0:
+            os.sched_yield()
+        if looks % _LOOKS == 0:
+            torch.cuda.synchronize()  # tells what went wrong, if something did
+            if word[0] != number:
+                raise ModelError("the GPU ended a pass without an answer")
 
 
 class ChooseKind(NamedTuple):
@@ -334,11 +383,10 @@ class PassRunner:
         self.tables = PageTables(max_context, launcher.device)
         self.histories = Histories(max(max_batch, MAX_SEQUENCES), weights.padded_vocab, launcher)
         self._input = _InputWriter(self.buffers.host_input)
-        self._taken = _words(self.buffers.host_taken)
-        self._chosen = _words(self.buffers.host_chosen)
+        self._taken = words_of(self.buffers.host_taken)
+        self._chosen = words_of(self.buffers.host_chosen)
         self._number = 0
-        self._launches: dict[PassKind | ChooseKind, list[_Launch]] = {}
-        self._graphs: dict[PassKind | ChooseKind, Callable[[], None]] = {}
+        self._graphs = GraphSet[PassKind | ChooseKind](launcher)
         self._last: PassKind | None = None
 
     def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
@@ -347,7 +395,7 @@ class PassRunner:
         for s in rows.sequences:
             tables.append(self.tables.row(s.seq_id, pages(s.seq_id)))
             histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
-        self._wait_for(self._taken)  # from then on the input may be overwritten
+        wait_for(self._taken, self._number)  # from then on the input may be overwritten
         self._number = self._number % 2**30 + 1
         self._input.fill(rows, tables, histories, self._number, kind.bucket)
         self._last = kind
@@ -366,25 +414,15 @@ class PassRunner:
         self._replay(kind)
 
     def _replay(self, kind: PassKind | ChooseKind) -> None:
-        replay = self._graphs.get(kind)
-        if replay is not None:
-            replay()
-            return
-        if kind not in self._launches:
-            self._launches[kind] = PassKernels(self, kind).launches
-        launches = self._launches[kind]
-        self._launch_all(launches)
-        replay = self._launcher.capture(lambda: self._launch_all(launches))
-        if replay is not None:
-            self._graphs[kind] = replay
+        self._graphs.run(kind, self._kernels)
+
+    def _kernels(self, kind: PassKind | ChooseKind) -> list[Launch]:
+        return PassKernels(self, kind).launches
 
     def replay_last(self) -> None:
         """Runs the pass before once more, to time it."""
         assert self._last is not None
-        if self._last in self._graphs:
-            self._graphs[self._last]()
-        else:
-            self._launch_all(self._launches[self._last])
+        self._graphs.run(self._last, self._kernels)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies rows of every layer from slot to slot."""
@@ -401,24 +439,8 @@ class PassRunner:
 
     def chosen(self, rows: int) -> list[int]:
         """The tokens of the first rows, once the last pass has chosen them."""
-        self._wait_for(self._chosen)
+        wait_for(self._chosen, self._number)
         return self._chosen[1 : 1 + rows].tolist()
-
-    def _wait_for(self, word: "memoryview[int]") -> None:
-        """Until the GPU has written the number of the last pass there. Other threads may run meanwhile."""
-        number, looks = self._number, 0
-        while word[0] != number:
-            looks += 1
-            if looks % 32 == 0:
-                os.sched_yield()
-            if looks % _LOOKS == 0:
-                torch.cuda.synchronize()  # tells what went wrong, if something did
-                if word[0] != number:
-                    raise ModelError("the GPU ended a pass without an answer")
-
-    def _launch_all(self, launches: Sequence[_Launch]) -> None:
-        for one in launches:
-            self._launcher.launch(one.name, one.grid, one.threads, one.shared_bytes, one.argument)
 
 
 class PassKernels:
@@ -430,7 +452,7 @@ class PassKernels:
         self._shape = self._weights.shape
         self._multiprocessors = runner._launcher.multiprocessors
         self._row_tiles = kind.bucket // 8
-        self.launches: list[_Launch] = []
+        self.launches: list[Launch] = []
         if isinstance(kind, ChooseKind):
             self._choose(kind)
             return
@@ -446,15 +468,17 @@ class PassKernels:
 
     def _begin(self) -> None:
         b, shape = self._buffers, self._shape
-        take = args.TakeInput(host=_at(b.host_input), input=_at(b.input), host_taken=_at(b.host_taken))
+        take = args.TakeInput(
+            host=address(b.host_input), input=address(b.input), host_taken=address(b.host_taken)
+        )
         self._add("take", 1, THREADS, 16, take)
         embed = args.Embed(
-            input=_at(b.input),
-            embeddings=_at(self._weights.embed),
-            norm=_at(self._norm_before(0)),
-            residual=_at(b.residual),
-            square_sums=_at(b.square_sums),
-            out=_at(b.x_attn),
+            input=address(b.input),
+            embeddings=address(self._weights.embed),
+            norm=address(self._norm_before(0)),
+            residual=address(b.residual),
+            square_sums=address(b.square_sums),
+            out=address(b.x_attn),
             width=shape.width,
             norms=len(b.square_sums),
         )
@@ -476,9 +500,10 @@ class PassKernels:
         else:
             self._qkv_with_norms(weights, before, cache, first=place == 0)
         self._attention(cache, window=shape.window if shape.local_layers and shape.local_layers[layer] else 0)
-        tap = b.tap(layer) if layer in self._kind.taps else None
+        taps = self._kind.taps
+        tap = b.taps(taps)[taps.index(layer)] if layer in taps else None
         self._residual(weights.o, b.attended, weights.ffn_norm, between, b.x_ffn)
-        gated = self._linear(weights.gate_up, b.x_ffn, between, out=_at(b.gated), columns=shape.ff_width)
+        gated = self._linear(weights.gate_up, b.x_ffn, between, out=address(b.gated), columns=shape.ff_width)
         self._product("gated", gated, weights.gate_up)
         self._residual(weights.down, b.gated, self._norm_before(place + 1), after, b.x_attn, tap)
 
@@ -488,10 +513,10 @@ class PassKernels:
             part,
             b.x_attn,
             squares,
-            queries=_at(b.queries),
+            queries=address(b.queries),
             cache=cache,
-            cos=_at(b.cos),
-            sin=_at(b.sin),
+            cos=address(b.cos),
+            sin=address(b.sin),
             head_dim=shape.head_dim,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
@@ -509,19 +534,19 @@ class PassKernels:
                 part,
                 b.x_attn,
                 squares,
-                out_f32=_at(b.qkv),
+                out_f32=address(b.qkv),
                 columns=_features(weights.qkv),
                 starts_next_late=first,
             )
             self._product("store", product, part)
         argument = args.HeadNorm(
-            qkv=_at(b.qkv),
-            query_norm=_at(weights.q_norm),
-            key_norm=_at(weights.k_norm),
-            cos=_at(b.cos),
-            sin=_at(b.sin),
-            input=_at(b.input),
-            queries=_at(b.queries),
+            qkv=address(b.qkv),
+            query_norm=address(weights.q_norm),
+            key_norm=address(weights.k_norm),
+            cos=address(b.cos),
+            sin=address(b.sin),
+            input=address(b.input),
+            queries=address(b.queries),
             cache=cache,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
@@ -534,22 +559,21 @@ class PassKernels:
     def _attention(self, cache: args.KvCache, window: int) -> None:
         b, shape, d = self._buffers, self._shape, self._shape.head_dim
         argument = args.Attention(
-            queries=_at(b.queries),
+            queries=address(b.queries),
             cache=cache,
-            tables=_at(self._tables.device_tables),
-            input=_at(b.input),
-            partial=_at(b.partial),
-            weight=_at(b.part_weight),
-            out=_at(b.attended),
+            tables=address(self._tables.device_tables),
+            input=address(b.input),
+            partial=address(b.partial),
+            weight=address(b.part_weight),
+            out=address(b.attended),
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             max_pages=self._tables.max_pages,
             max_parts=b.max_parts,
             window=window,
         )
-        chunks = 2 * 2 * KEY_CHUNK * d * 2  # two stages of keys and values
-        sums, rows = WARPS * 16 * (d + 8 + 2) * 4, 3 * MAX_ROWS * 4
-        self._add(f"attend_{d}", self._multiprocessors * (128 // d), THREADS, chunks + sums + rows, argument)
+        grid = self._multiprocessors * (128 // d)
+        self._add(f"attend_{d}", grid, THREADS, attention_shared_bytes(d), argument)
         shared = COMBINE_WARPS * (d + 1) * 4
         self._add(f"combine_{d}", self._kind.bucket * shape.heads, 32 * COMBINE_WARPS, shared, argument)
 
@@ -561,11 +585,11 @@ class PassKernels:
             matrix,
             x,
             None,
-            residual=_at(b.residual),
-            next_norm=_at(norm),
-            next_square_sum=_at(squares),
-            tap=_at(tap),
-            out=_at(out),
+            residual=address(b.residual),
+            next_norm=address(norm),
+            next_square_sum=address(squares),
+            tap=address(tap),
+            out=address(out),
             columns=self._shape.width,
         )
         self._product("residual", argument, matrix)
@@ -573,34 +597,34 @@ class PassKernels:
     def _head(self) -> None:
         b, head = self._buffers, self._weights.head
         squares = b.square_sums[2 * len(self._layers)]
-        argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
+        argument = self._linear(head, b.x_attn, squares, out_f32=address(b.logits), columns=head.features)
         self._product("store", argument, head)
 
     def _choose(self, kind: ChooseKind) -> None:
         b = self._buffers
         argument = args.Choose(
-            logits=_at(b.logits),
+            logits=address(b.logits),
             vocab=self._shape.vocab_size,
             stride=b.logits.shape[1],
-            input=_at(b.input),
-            top=_at(b.top),
-            score=_at(b.score),
-            token=_at(b.token),
-            arrived=_at(b.arrived),
-            host=_at(b.host_chosen),
+            input=address(b.input),
+            top=address(b.top),
+            score=address(b.score),
+            token=address(b.token),
+            arrived=address(b.arrived),
+            host=address(b.host_chosen),
         )
         grid, shared = kind.bucket * SPLITS, 12 * WARPS + 4
         if kind.masked:
-            argument.host_masks, argument.mask_words = _at(b.host_masks.memory), b.host_masks.stride
-            argument.masks, argument.masked = _at(b.masks), _at(b.masked)
+            argument.host_masks, argument.mask_words = address(b.host_masks.memory), b.host_masks.stride
+            argument.masks, argument.masked = address(b.masks), address(b.masked)
             self._add("masks", grid, THREADS, 4, argument)
         if kind.history:
-            argument.processed = _at(b.processed)
-            argument.bias, argument.counts = _at(self._histories.bias), _at(self._histories.counts)
+            argument.processed = address(b.processed)
+            argument.bias, argument.counts = address(self._histories.bias), address(self._histories.counts)
             self._add("process", grid, THREADS, 4 * MAX_ROWS + 4, argument)
         if kind.cut:
-            argument.cut_counts, argument.cut_weights = _at(b.cut_counts), _at(b.cut_weights)
-            argument.cut_candidates, argument.cut_found = _at(b.cut_candidates), _at(b.cut_found)
+            argument.cut_counts, argument.cut_weights = address(b.cut_counts), address(b.cut_weights)
+            argument.cut_candidates, argument.cut_found = address(b.cut_candidates), address(b.cut_found)
             shared = 8 * (MAX_CANDIDATES + THREADS) + 4
         self._add("top", grid, THREADS, 8 * WARPS, argument)
         if kind.cut:
@@ -610,39 +634,52 @@ class PassKernels:
 
     def _linear(self, matrix: Matrix, x: Tensor, squares: Tensor | None, **more: object) -> args.Linear:
         return args.Linear(
-            weight=_at(matrix.weight),
-            scale=_at(matrix.scale),
-            bias=_at(matrix.bias),
-            x=_at(x),
-            square_sum=_at(squares),
+            weight=address(matrix.weight),
+            scale=address(matrix.scale),
+            bias=address(matrix.bias),
+            x=address(x),
+            square_sum=address(squares),
             inputs=matrix.inputs,
             first_feature=matrix.first_feature,
             inverse_width=1 / self._shape.width,
             norm_eps=self._shape.norm_eps,
-            input=_at(self._buffers.input),
+            input=address(self._buffers.input),
             **more,
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        rows, kind = 8 * self._row_tiles, matrix.type
-        if kind in FORMATS:
-            tiles, kb = packed_tiling(name, rows, self._shape, self._multiprocessors)
-            shared = packed_shared_bytes(rows, tiles, kb, FORMATS[kind])
-        else:
-            tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors, kind == "int8")
-            shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
-        grid = matrix.features // 16 // tiles
-        self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
+        self.launches.append(
+            product_launch(name, argument, matrix, self._row_tiles, self._shape, self._multiprocessors)
+        )
 
     def _cache(self, layer: int) -> args.KvCache:
         keys, values = self._rows.k[layer], self._rows.v[layer]
         return args.KvCache(keys.data_ptr(), values.data_ptr(), keys.stride(0))
 
     def _add(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
-        self.launches.append(_Launch(name, grid, threads, shared_bytes, argument))
+        self.launches.append(Launch(name, grid, threads, shared_bytes, argument))
 
 
-def _at(tensor: Tensor | None) -> int | None:
+def product_launch(
+    name: str, argument: args.Linear, matrix: Matrix, row_tiles: int, shape: ModelConfig, multiprocessors: int
+) -> Launch:
+    """One of the products of linear.h and packed.h, for row_tiles * 8 rows."""
+    rows, kind = 8 * row_tiles, matrix.type
+    if kind in FORMATS:
+        tiles, kb = packed_tiling(name, rows, shape, multiprocessors)
+        shared = packed_shared_bytes(rows, tiles, kb, FORMATS[kind])
+    else:
+        tiles, kb = product_tiling(name, rows, shape, multiprocessors, kind == "int8")
+        shared = _linear_shared_bytes(row_tiles, tiles, kb, int8=kind == "int8")
+    return Launch(f"{name}_{row_tiles}_{kind}", matrix.features // 16 // tiles, THREADS, shared, argument)
+
+
+def attention_shared_bytes(head_dim: int) -> int:
+    chunks = 2 * 2 * KEY_CHUNK * head_dim * 2  # two stages of keys and values
+    return chunks + WARPS * 16 * (head_dim + 8 + 2) * 4 + 3 * MAX_ROWS * 4  # sums, and rows of the pass
+
+
+def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -654,7 +691,8 @@ def _query_scale(shape: ModelConfig) -> float:
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
     rows = 8 * row_tiles
-    pieces = 4 if rows * (1 + int8) > 32 else 8  # of 16 bytes, in a weight's row
+    short = rows * (1 + int8) > 32 or (rows == 32 and kb < WIDE_KB)
+    pieces = 4 if short else 8  # of 16 bytes, in a weight's row
     stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
     sums = 4 * WARPS * tiles * 16 * (rows + 1)
@@ -673,7 +711,7 @@ def _features(parts: Sequence[Matrix]) -> int:
     return sum(part.features for part in parts)
 
 
-def _words(tensor: Tensor) -> "memoryview[int]":
+def words_of(tensor: Tensor) -> "memoryview[int]":
     """Words of pinned memory. (Reading one takes a third of the time that numpy takes.)"""
     values: Any = tensor.numpy()
     return memoryview(values)
@@ -715,7 +753,7 @@ class _InputWriter:
     """Writes a PassInput in one go. (struct takes a fifth of the time that numpy or ctypes take.)"""
 
     def __init__(self, words: Tensor) -> None:
-        self._memory = _words(words).cast("B")
+        self._memory = words_of(words).cast("B")
         self._paths = args.PassInput.path_slot.offset
 
     def fill(

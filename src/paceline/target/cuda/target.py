@@ -1,5 +1,6 @@
 """CudaTarget: the target protocol over the CUDA kernels."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast, overload
@@ -8,10 +9,14 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
+from paceline.errors import CacheFull
 from paceline.heads.base import TargetEmbeddings
+from paceline.heads.block import BlockConfig
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
 from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
+from paceline.target.cuda.block_head import CudaBlock, unsupported_reason
 from paceline.target.cuda.driver import GpuLauncher, Launcher
 from paceline.target.cuda.graphs import BUCKETS, DENSE, ChooseKind, PassKind, PassRunner, Products, defines
 from paceline.target.cuda.memory import make_cache, nbytes
@@ -21,6 +26,8 @@ from paceline.target.kv.cache import BLOCK, PagedCache
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.target.weights.tensors import EncodedMatrix
 from paceline.types import NO_DRAFT, Bits, Draft, Feed, Sampler, Scores
+
+log = logging.getLogger("paceline")
 
 _BUCKET: Final = tuple(next(size for size in BUCKETS if size >= rows) for rows in range(MAX_ROWS + 1))
 
@@ -36,7 +43,7 @@ class _Results:
 
     passes: list[PassRows]
     logits: list[Tensor] = field(default_factory=list)
-    hidden: dict[int, list[Tensor]] = field(default_factory=dict)
+    hidden: list[Tensor] = field(default_factory=list)  # [taps, rows, width]
     tokens: list[int] = field(default_factory=list)  # of all passes but the last
 
 
@@ -87,7 +94,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         kind: WeightType = "bf16",
     ) -> None:
         """launcher: None: the GPU that the configuration names."""
-        self.shape = shape = weights.shape
+        self.shape, self._config = weights.shape, config
+        shape = weights.shape
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         encoded = cast(MutableMapping[str, EncodedMatrix], weights.encoded)
         device = placement(config)[0] if launcher is None else launcher.device
@@ -118,8 +126,46 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def embeddings(self) -> TargetEmbeddings:
         return self._weights.embeddings(self.fingerprint)
 
+    def block_runner(self, head: StoredHead) -> CudaBlock | None:
+        """In graphs of its own, for a block head of a supported shape."""
+        if head.card.kind != "block":
+            return None
+        shape, own = cast(BlockConfig, head.card.shape), self._weights
+        if reason := unsupported_reason(shape, self.shape):
+            log.warning("the block drafter runs on torch, which is slower here: %s", reason)
+            return None
+        dense = own.kernels <= DENSE
+        launcher = self._launcher if dense else make_launcher(self.shape, self._config)
+        return CudaBlock(
+            shape,
+            head.draft_ids,
+            head.weights,
+            own.embed,
+            own.embeddings(self.fingerprint).head,
+            self.shape,
+            launcher,
+            self.max_context,
+        )
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
-        """Returns once the pass is on its way: whoever reads the tokens waits for it."""
+        """Returns once the pass is on its way: whoever reads the tokens waits for it.
+
+        Weights, cache and buffers are there from the start; only copies of logits and hidden states are not.
+        Where the GPU has no memory for them, CacheFull has the engine try a smaller pass.
+        """
+        try:
+            return self._forward(feeds, taps)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        try:
+            return self._forward(feeds, taps)
+        except torch.OutOfMemoryError:
+            raise CacheFull(
+                "the GPU has no memory left for the results of a pass: give a smaller cache_mb or max_batch, "
+                "or end what else uses this GPU"
+            ) from None
+
+    def _forward(self, feeds: Sequence[Feed], taps: Sequence[int]) -> Scores:
         tapped = self._check_taps(taps) if taps else ()
         self._finish_last()
         cache, bases = self._cache, []
@@ -138,7 +184,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
             firsts.append(firsts[-1] + len(one))
             self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
-        hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
+        states = _joined(results.hidden, 1).unbind() if tapped else ()
+        hidden = dict(zip(tapped, states, strict=True))
         tokens: Sequence[int] = ()
         if any(one.chosen for one in results.passes):
             tokens = self._last = _ChosenTokens(self._chosen, results)
@@ -191,15 +238,15 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> _Results:
         """Launches the passes. The tokens of the last one are still to be waited for."""
         buffers = self._runner.buffers
-        results = _Results(list(passes(feeds, buffers.max_parts)), hidden={layer: [] for layer in taps})
+        results = _Results(list(passes(feeds, buffers.max_parts)))
         for i, rows in enumerate(results.passes):
             if i:
                 results.tokens += self._chosen(results.passes[i - 1])  # the next pass overwrites them
             self._launch(rows, layers, taps)
             if rows.scored:
                 results.logits.append(self._rows_of_logits(rows, lent=len(results.passes) == 1))
-            for layer in taps:
-                results.hidden[layer].append(buffers.tap(layer)[: len(rows.tokens)].clone())
+            if taps:
+                results.hidden.append(buffers.taps(taps)[:, : len(rows.tokens)].clone())
         return results
 
     def _launch(self, rows: PassRows, layers: tuple[int, ...], taps: tuple[int, ...]) -> None:
@@ -293,8 +340,8 @@ def _masks(rows: PassRows, s: SequenceRows) -> Sequence[Bits | Exception | None]
         return ()
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 assert max(BUCKETS) == MAX_ROWS

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, Protocol
@@ -18,6 +19,7 @@ from paceline.types import CacheStats
 BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
 MAX_REWRITES: Final = 4  # blocks that a sequence found in memory and writes to the disk again at its end
+LOADED_AT_ONCE: Final = 16  # pages, between two looks at the clock
 _MB: Final = 2**20
 
 
@@ -238,7 +240,7 @@ class PagedCache:
         pages = self.disk.find(keys[-1], tokens[held * self.block :])
         if sum(len(page.tokens) for page in pages) < tail_rows + MIN_ROWS:
             return keys, deque()
-        self.disk.read_ahead(pages)
+        self.disk.read_ahead(pages[LOADED_AT_ONCE:])
         return keys, deque(pages)
 
     def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
@@ -248,27 +250,32 @@ class PagedCache:
         """
         pages, deadline = self._pages(seq_id), perf_counter() + seconds
         while pages.stored:
-            if not self._load(seq_id, pages, pages.stored.popleft()):
+            count = LOADED_AT_ONCE if seconds else 1
+            some = [pages.stored.popleft() for _ in range(min(count, len(pages.stored)))]
+            if not self._load(seq_id, pages, some):
                 pages.stored.clear()
             if perf_counter() >= deadline:
                 break
         return len(pages.tokens), bool(pages.stored)
 
-    def _load(self, seq_id: str, pages: BlockTable, page: StoredPage) -> bool:
-        """False if it is not there any more, or has no room: what follows it is of no use."""
+    def _load(self, seq_id: str, pages: BlockTable, stored: Sequence[StoredPage]) -> bool:
+        """False if one is not there any more, or has no room: what follows it is of no use."""
         assert self.disk is not None
-        rows = len(page.tokens)
-        try:
-            self.extend(seq_id, rows)
-        except CacheFull:
-            return False
-        content = self.disk.read(page)
-        if content is None:
-            return False
-        self._rows.load(pages.table[len(pages.tokens) // self.block] * self.block, rows, content)
-        self.append(seq_id, page.tokens)
-        self._hits += rows
-        return True
+        fitting: list[StoredPage] = []
+        with suppress(CacheFull):
+            for page in stored:
+                self.extend(seq_id, sum(len(p.tokens) for p in fitting) + len(page.tokens))
+                fitting.append(page)
+        blocks = pages.table[len(pages.tokens) // self.block :]
+
+        def place(index: int, content: Bytes) -> None:
+            self._rows.load(blocks[index] * self.block, len(fitting[index].tokens), content)
+
+        loaded = self.disk.load(fitting, place)
+        for page in fitting[:loaded]:
+            self.append(seq_id, page.tokens)
+            self._hits += len(page.tokens)
+        return loaded == len(stored)
 
     def extend(self, seq_id: str, n: int) -> None:
         """Makes room for n rows after the valid ones."""

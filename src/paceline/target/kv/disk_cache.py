@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from paceline.types import DiskCacheStats
 
 QUEUE_BYTES: Final = 64 * 2**20  # pages that wait to be written
 MIN_ROWS: Final = 8  # of a page that is not a whole block: fewer are computed as fast
+READERS: Final = min(4, os.cpu_count() or 1)  # threads that read, check and copy pages
 RETRY_S: Final = 60.0  # without writing, after the disk was full or failed
 REFRESH_S: Final = 1.0  # between two looks at what other processes have written
 EXIT_S: Final = 5.0  # for pages in the queue when the process ends
@@ -68,9 +70,9 @@ class _Write(NamedTuple):
 
 
 class DiskCache:
-    """Reads pages in the caller's thread, and writes them in one of its own.
+    """Reads pages when it is called, with some threads, and writes them some time later, with another.
 
-    One thread calls `find`, `read`, `offer` and `used`, which never raise: a page that cannot be read is a
+    One thread calls `find`, `load`, `offer` and `used`, which never raise: a page that cannot be read is a
     miss, one that cannot be written is dropped.
     """
 
@@ -96,7 +98,8 @@ class DiskCache:
         if not (self._folder / _ABOUT).exists():
             write_json(self._folder / _ABOUT, {"model": name})
         self._writer = _Writer(self._files, self._folder, format, page_bytes(block))
-        self._page = np.empty(page_bytes(block), np.uint8)
+        self._pool = ThreadPoolExecutor(READERS, "paceline-disk-read")
+        self._buffers = threading.local()
         self._version = b""  # of the folder, when it was listed
         self._looked_at = -REFRESH_S
         self._hit_tokens = self._damaged = 0
@@ -116,6 +119,11 @@ class DiskCache:
             evicted=files.evicted,
             damaged=self._damaged,
         )
+
+    @property
+    def own_pages(self) -> int:
+        """Pages of this model."""
+        return len(self._writer.known)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._writer.known
@@ -148,13 +156,31 @@ class DiskCache:
                 return [*pages, StoredPage(parts[rows - 1], rest[:rows])]
         return pages
 
-    def read(self, page: StoredPage) -> Bytes | None:
-        """Its rows, which stay valid until the next call; None: it is gone or damaged."""
+    def load(self, pages: Sequence[StoredPage], place: Callable[[int, Bytes], None]) -> int:
+        """Reads pages of one prefix, several at once; gives how many are whole, from the first one on.
+
+        place: called in any thread with the index of a page and its rows, which are lent.
+        """
+
+        def read(index: int) -> bool:
+            rows = self._read(pages[index])
+            if rows is not None:
+                place(index, rows)
+            return rows is not None
+
+        whole = list(self._pool.map(read, range(len(pages))))
+        count = whole.index(False) if False in whole else len(whole)
+        self._hit_tokens += sum(len(page.tokens) for page in pages[:count])
+        return count
+
+    def _read(self, page: StoredPage) -> Bytes | None:
+        """Its rows, in memory of this thread; None: it is gone or damaged."""
         rows = len(page.tokens)
-        content = self._page[: self._page_bytes(rows)]
+        if not hasattr(self._buffers, "page"):
+            self._buffers.page = np.empty(self._page_bytes(self.block), np.uint8)
+        content: Bytes = self._buffers.page[: self._page_bytes(rows)]
         try:
             if self._format.read(_path(self._folder, page.key), page.key, rows, content):
-                self._hit_tokens += rows
                 return content
             self._damaged += 1
             log.warning("a page of the KV cache on the disk is damaged: its tokens are computed again")

@@ -5,6 +5,7 @@ import json
 import logging
 import mmap
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,6 +42,8 @@ from paceline.types import NO_DRAFT, Feed, Scores
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
 SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
 ROPE_SAMPLE: Final = 4096  # positions whose rotations are part of what names a page
+MAX_READY: Final = 128 * 2**20  # bytes of the KV cache made ready for pages that are on the disk
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later
 _HALF: Final = 2  # bytes
 
 log = logging.getLogger("paceline")
@@ -98,7 +101,10 @@ class NativeTarget(PagedTarget[_FeedRecord]):
             digest.update(table.tobytes())
         xxh64 = self._lib.paceline_xxh64
         page_format = PageFormat(digest.digest(), lambda page: xxh64(page.ctypes.data, len(page), 0))
-        self._cache.disk = DiskCache(folder, page_format, limit, self._kv.page_bytes, BLOCK, name)
+        self._cache.disk = disk = DiskCache(folder, page_format, limit, self._kv.page_bytes, BLOCK, name)
+        ready = min(disk.own_pages * BLOCK, MAX_READY // self._kv.page_bytes(BLOCK) * BLOCK, self.capacity)
+        if ready:
+            threading.Thread(target=self._kv.make_ready, args=(ready,), daemon=True).start()
 
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
@@ -268,6 +274,16 @@ class NativeKVMemory:
         (a, i), (b, j) = np.divmod(sources, SUB_BLOCK), np.divmod(targets, SUB_BLOCK)
         self.keys[:, :, b, :, j] = self.keys[:, :, a, :, i]
         self.values[:, :, targets] = self.values[:, :, sources]
+
+    def make_ready(self, slots: int) -> None:
+        """Has the system provide the memory of the first slots now; rows that are there stay as they are."""
+        for memory, array in zip(self._memory, (self.keys, self.values), strict=True):
+            each = array.strides[1]  # bytes of one layer's head
+            used = slots * each // (self.sub_blocks * SUB_BLOCK)
+            for start in range(0, array.nbytes, each):
+                page = start // mmap.PAGESIZE * mmap.PAGESIZE
+                with suppress(OSError, ValueError):  # not every system can
+                    memory.madvise(_POPULATE_WRITE, page, start + used - page)
 
     def page_bytes(self, rows: int) -> int:
         return sum(array.nbytes for array in self._views(0, rows))

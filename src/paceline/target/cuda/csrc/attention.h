@@ -95,16 +95,41 @@ struct TaskList {
     }
 };
 
+// Where the keys or values of a chunk are: through the page table, those of the pass itself through path_slot.
+template <int D> struct PagedKeys {
+    const PassInput& in;
+    const ChunkTask& task;
+    const u16* from;
+    int own, deepest;  // the first key of the chunk that path_slot knows; the last there is
+
+    DEVICE PagedKeys(const Attention& a, const ChunkTask& task, int which)
+        : in(*a.input), task(task),
+          from((which ? a.cache.values : a.cache.keys) + task.kv_head * a.cache.head_stride),
+          own(task.length - task.chunk * KEY_CHUNK), deepest(task.last_position - task.length) {}
+    DEVICE const u16* cached_row(int key, int page) const {
+        return from + ((long long)page * PAGE + key % PAGE) * D;
+    }
+    DEVICE const u16* row(int key, int page) const {
+        int slot = page * PAGE + key % PAGE;
+        if (task.path >= 0 && key >= own) {
+            const int depth = key - own < deepest ? key - own : deepest;
+            slot = in.path_slot[task.first_path + task.path][depth];
+        }
+        return from + (long long)slot * D;
+    }
+};
+
 // A chunk's keys and values in shared memory in pieces of 8, placed so that lanes meet in no bank.
 template <int D> DEVICE int key_at(int key, int piece) { return key * D + (piece ^ (key & 1) << 2) * 8; }
 template <int D> DEVICE int value_at(int key, int piece) { return key * D + (piece ^ (key & 7)) * 8; }
 
 // A block of 8 warps: 4 share the keys of a chunk, 32 each, for 16 query rows; the other 4 for the next 16. A query row
 // is a row of the pass and one of the heads that share the key head. The next chunk loads while one is worked on.
-template <int D> struct AttendKernel {
+template <int D, class Keys = PagedKeys<D>, class Argument = Attention> struct AttendKernel {
     static constexpr int PIECES = D / 8, Q_PIECES = D / 32, KEYS = KEY_CHUNK * D;
     static constexpr int OUT_STRIDE = D + 8;
 
+    const Argument& argument;
     const Attention& a;
     const PassInput& in;
     const int lane, warp, quarter, half, group, place, share;
@@ -115,8 +140,8 @@ template <int D> struct AttendKernel {
     uint4 query[Q_PIECES][2];
     int position[2];  // of this lane's query rows
 
-    DEVICE AttendKernel(const Attention& a)
-        : a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), quarter(warp & 3), half(warp >> 2),
+    DEVICE AttendKernel(const Argument& argument, const Attention& a)
+        : argument(argument), a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), quarter(warp & 3), half(warp >> 2),
           group(lane >> 2), place(lane & 3), share(a.heads / a.kv_heads), chunks((u16*)shared_memory),
           outs((float*)(chunks + 4 * KEYS)), tops(outs + WARPS * 16 * OUT_STRIDE), totals(tops + WARPS * 16),
           positions((int*)(totals + WARPS * 16)), paths(positions + MAX_ROWS), parts(paths + MAX_ROWS) {
@@ -132,30 +157,22 @@ template <int D> struct AttendKernel {
     DEVICE void prefetch(const ChunkTask& task) const {
         const int key = threadIdx.x % KEY_CHUNK;
         if (!task.exists() || task.chunk * KEY_CHUNK + key >= task.length) return;
-        const u16* row = (threadIdx.x < KEY_CHUNK ? a.cache.keys : a.cache.values) + task.kv_head * a.cache.head_stride;
-        row += ((long long)(key < PAGE ? task.pages[0] : task.pages[1]) * PAGE + key % PAGE) * D;
+        const u16* row = Keys(argument, task, threadIdx.x >= KEY_CHUNK).cached_row(key, key < PAGE ? task.pages[0] : task.pages[1]);
         for (int i = 0; i < D; i += 64) prefetch_l2(row + i);
     }
 
     // Two copy groups: keys, then values.
     DEVICE void send(const ChunkTask& task, int stage) const {
-        const int own = task.length - task.chunk * KEY_CHUNK;  // first key of the chunk that path_slot knows
-        const int deepest = task.last_position - task.length;
 #pragma unroll
         for (int which = 0; which < 2; which++) {
-            const u16* from = (which ? a.cache.values : a.cache.keys) + task.kv_head * a.cache.head_stride;
+            const Keys keys(argument, task, which);
             u16* to = chunks + (stage * 2 + which) * KEYS;
             if (task.exists())
 #pragma unroll
                 for (int i = 0; i < PIECES / 2; i++) {
                     const int key = i * (THREADS / PIECES) + threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-                    int slot = task.pages[i >= PIECES / 4] * PAGE + key % PAGE;
-                    if (task.path >= 0 && key >= own) {
-                        const int depth = key - own < deepest ? key - own : deepest;
-                        slot = in.path_slot[task.first_path + task.path][depth];
-                    }
                     copy_async(to + (which ? value_at<D>(key, piece) : key_at<D>(key, piece)),
-                               from + (long long)slot * D + piece * 8);
+                               keys.row(key, task.pages[i >= PIECES / 4]) + piece * 8);
                 }
             close_copy_group();
         }
@@ -386,6 +403,42 @@ template <int D> struct CombineKernel {
     }
 };
 
+// A head of a product's float32 result, a warp's: each lane has elements d and d + D / 2, which rotate together.
+template <int D> struct HeadRow {
+    static constexpr int HALF = D / 2, PER_LANE = HALF / 32;
+    float low[PER_LANE], high[PER_LANE];
+    const int lane = threadIdx.x & 31;
+
+    DEVICE HeadRow(const float* from) {
+        for (int e = 0; e < PER_LANE; e++) {
+            const int d = lane + 32 * e;
+            low[e] = load_fresh(from + d), high[e] = load_fresh(from + d + HALF);
+        }
+    }
+    DEVICE void normalise(const float* norm, float norm_eps) {
+        float squares = 0;
+        for (int e = 0; e < PER_LANE; e++) squares += low[e] * low[e] + high[e] * high[e];
+        const float factor = rsqrtf(warp_sum(squares) * (1.0f / D) + norm_eps);
+        for (int e = 0; e < PER_LANE; e++) {
+            const int d = lane + 32 * e;
+            low[e] = low[e] * factor * norm[d], high[e] = high[e] * factor * norm[d + HALF];
+        }
+    }
+    DEVICE void rotate(const float* all_cos, const float* all_sin, int position) {
+        for (int e = 0; e < PER_LANE; e++) {
+            const long long at = (long long)position * HALF + lane + 32 * e;
+            const float x = low[e], y = high[e], cos = all_cos[at], sin = all_sin[at];
+            low[e] = x * cos - y * sin, high[e] = y * cos + x * sin;
+        }
+    }
+    DEVICE void store(u16* to, float scale) const {
+        for (int e = 0; e < PER_LANE; e++) {
+            const int d = lane + 32 * e;
+            to[d] = to_bf16(low[e] * scale), to[d + HALF] = to_bf16(high[e] * scale);
+        }
+    }
+};
+
 // Queries and keys that have a norm of their own (Qwen 3): norm, rotary positions, queries scaled, keys and values to
 // their slots. A warp for each row and head of the product's float32 result.
 struct HeadNorm {
@@ -400,37 +453,19 @@ struct HeadNorm {
 };
 
 template <int D> DEVICE void normalise_head(const HeadNorm& a) {
-    constexpr int HALF = D / 2, PER_LANE = HALF / 32;
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const int heads = a.heads + 2 * a.kv_heads, item = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    const int heads = a.heads + 2 * a.kv_heads, item = blockIdx.x * 4 + (threadIdx.x >> 5);
     const int row = item / heads, head = item % heads, kv_head = (head - a.heads) % a.kv_heads;
     if (row >= a.input->rows) return;
     const bool is_query = head < a.heads, is_value = head >= a.heads + a.kv_heads;
-    const float* from = a.qkv + (long long)item * D;
-    float low[PER_LANE], high[PER_LANE], squares = 0;
-    for (int e = 0; e < PER_LANE; e++) {
-        const int d = lane + 32 * e;
-        low[e] = load_fresh(from + d), high[e] = load_fresh(from + d + HALF);
-        squares += low[e] * low[e] + high[e] * high[e];
-    }
+    HeadRow<D> values(a.qkv + (long long)item * D);
     if (!is_value) {
-        const float factor = rsqrtf(warp_sum(squares) * (1.0f / D) + a.norm_eps), *norm = is_query ? a.query_norm : a.key_norm;
-        const long long at = (long long)a.input->position[row] * HALF;
-        for (int e = 0; e < PER_LANE; e++) {
-            const int d = lane + 32 * e;
-            const float x = low[e] * factor * norm[d], y = high[e] * factor * norm[d + HALF];
-            const float cos = a.cos[at + d], sin = a.sin[at + d];
-            low[e] = x * cos - y * sin, high[e] = y * cos + x * sin;
-        }
+        values.normalise(is_query ? a.query_norm : a.key_norm, a.norm_eps);
+        values.rotate(a.cos, a.sin, a.input->position[row]);
     }
     const int slot = a.input->slot[row];
     u16* to = is_query ? a.queries + ((long long)row * a.heads + head) * D
                        : (is_value ? a.cache.values : a.cache.keys) + kv_head * a.cache.head_stride + (long long)slot * D;
-    const float scale = is_query ? a.query_scale : 1.0f;
-    if (is_query || slot >= 0)
-        for (int e = 0; e < PER_LANE; e++) {
-            const int d = lane + 32 * e;
-            to[d] = to_bf16(low[e] * scale), to[d + HALF] = to_bf16(high[e] * scale);
-        }
+    if (is_query || slot >= 0) values.store(to, is_query ? a.query_scale : 1.0f);
 }

@@ -252,6 +252,7 @@ DEVICE u64 mix64(u64 x) {  // the splitmix64 finaliser
 struct NoiseKey {
     u32 high, low;
 
+    DEVICE NoiseKey(u32 high, u32 low) : high(high), low(low) {}
     DEVICE NoiseKey(const PassInput& in, int row) {
         const int s = in.sequence[row];
         u64 x = mix64(in.seed[s] + 0x9E3779B97F4A7C15ull);

@@ -140,14 +140,15 @@ inline float as_float(u32 bits) { float v; memcpy(&v, &bits, 4); return v; }
 inline u32 as_bits(float v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
 inline u64 as_bits(double v) { u64 bits; memcpy(&bits, &v, 8); return bits; }
 inline double as_double(u64 bits) { double v; memcpy(&v, &bits, 8); return v; }
-inline u32 byte_permute(u32 v, u32 selector) {
+inline u32 byte_permute(u32 low, u32 high, u32 selector) {
     u32 out = 0;
     for (int i = 0; i < 4; i++) {
         const u32 from = selector >> 4 * i & 7;
-        out |= (from < 4 ? v >> 8 * from & 255 : 0) << 8 * i;
+        out |= ((from < 4 ? low >> 8 * from : high >> 8 * (from - 4)) & 255) << 8 * i;
     }
     return out;
 }
+inline u32 byte_permute(u32 v, u32 selector) { return byte_permute(v, 0, selector); }
 inline u32 and_or(u32 a, u32 mask, u32 more) { return (a & mask) | more; }
 inline u16 to_bf16(float f) { const u32 b = as_bits(f); return (b + 0x7FFF + (b >> 16 & 1)) >> 16; }
 inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
@@ -195,8 +196,8 @@ inline void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         c[i] = sum;
     }
 }
-inline void mma_from(float* c, const u32* a, uint2 b, float c0, float c1) {
-    c[0] = c[2] = c0, c[1] = c[3] = c1;
+inline void mma_from(float* c, const u32* a, uint2 b, const float* begin) {
+    for (int i = 0; i < 4; i++) c[i] = begin[i];
     mma(c, a[0], a[1], a[2], a[3], b.x, b.y);
 }
 inline void load_transposed(u32* v, const void* p) {
@@ -230,6 +231,7 @@ inline float2 load_fresh(const float2* p) { return *p; }
 template <int N> void load_fresh_floats(float* v, const float* p) { memcpy(v, p, 4 * N); }
 inline void atomic_add(u64* p, u64 v) { *p += v; }
 inline void atomic_add(u32* p, u32 v) { *p += v; }
+inline void atomic_max(u64* p, u64 v) { *p = v > *p ? v : *p; }
 inline u32 take_place(u32* p) { return (*p)++; }
 template <class T> void block_add(T* shared, T v) { *shared += v; }
 inline u32 arrive(u32* p) { return (*p)++; }

@@ -16,6 +16,7 @@
 #include "ptx.h"
 #endif
 #include "attention.h"
+#include "block_head.h"
 #include "choose.h"
 #include "linear.h"
 #include "packed.h"
@@ -25,6 +26,7 @@
 #define RESIDUAL_TILES 1
 #define RESIDUAL_KB 110
 #define RESIDUAL_TILES_32 1
+#define RESIDUAL_KB_32 200
 #define RESIDUAL_TILES_64 1
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
@@ -44,11 +46,15 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
 #define LINEAR_BUCKETS(TYPE, W, TILES_32)                                             \
     LINEAR_KERNELS(1, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
     LINEAR_KERNELS(2, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
-    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, WIDE_KB)         \
+    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, RESIDUAL_KB_32)  \
     LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, RESIDUAL_TILES_64, WIDE_KB)
 
 #ifndef WITHOUT_BF16
 LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
+LINEAR_KERNEL(store_rows_1_bf16, 1, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_2_bf16, 2, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_4_bf16, 4, LINEAR_TILES, WIDE_KB, BF16, StoreRowsEpilogue)
+LINEAR_KERNEL(store_rows_8_bf16, 8, WIDE_TILES, WIDE_KB, BF16, StoreRowsEpilogue)
 #endif
 #ifdef WITH_INT8
 LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
@@ -74,7 +80,16 @@ PRODUCTS
 #endif
 
 #define ATTENTION_KERNELS(D)                                                              \
-    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) { let_next_kernel_start(); AttendKernel<D>(a).run(); } \
+    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) {                          \
+        let_next_kernel_start();                                                          \
+        AttendKernel<D>(a, a).run();                                                      \
+    }                                                                                     \
+    KERNEL(THREADS, 128 / D) block_attend_##D(ARGUMENT(BlockAttention) a) {                \
+        let_next_kernel_start();                                                          \
+        AttendKernel<D, BlockKeys<D>, BlockAttention>(a, a.attention).run();              \
+    }                                                                                     \
+    KERNEL(128, 4) block_heads_##D(ARGUMENT(BlockHeads) a) { normalise_block_head<D>(a); }   \
+    KERNEL(128, 4) context_keys_##D(ARGUMENT(ContextKeys) a) { store_context<D>(a); }        \
     KERNEL(128, 4) combine_##D(ARGUMENT(Attention) a) { CombineKernel<D>::run(a); }          \
     KERNEL(128, 4) head_norm_##D(ARGUMENT(HeadNorm) a) { normalise_head<D>(a); }
 ATTENTION_KERNELS(64)
@@ -82,6 +97,11 @@ ATTENTION_KERNELS(128)
 
 KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
 KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) take_block(ARGUMENT(TakeDraft) a) { take_draft(a); }
+KERNEL(THREADS, 1) taps(ARGUMENT(GatherTaps) a) { gather_taps(a); }
+KERNEL(THREADS, 1) embed_slots(ARGUMENT(EmbedBlock) a) { embed_block(a); }
+KERNEL(THREADS, 1) sure(ARGUMENT(BlockSure) a) { block_sure(a); }
+KERNEL(THREADS, 1) chain(ARGUMENT(ChainStep) a) { ChainStepKernel(a).run(); }
 KERNEL(THREADS, 1) masks(ARGUMENT(Choose) a) { take_masks(a); }
 KERNEL(THREADS, 1) process(ARGUMENT(Choose) a) { process_logits(a); }
 KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
@@ -95,7 +115,9 @@ KERNEL(THREADS, 1) spoken(ARGUMENT(CountTokens) a) { count_tokens(a); }
 extern "C" int size_of(int which) {
     const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
                          sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
-                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens)};
+                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens),
+                         sizeof(DraftInput), sizeof(DraftResult), sizeof(TakeDraft), sizeof(GatherTaps), sizeof(ContextKeys),
+                         sizeof(EmbedBlock), sizeof(BlockHeads), sizeof(BlockAttention), sizeof(BlockSure), sizeof(ChainStep)};
     return sizes[which];
 }
 #endif

@@ -38,6 +38,7 @@ struct Linear {
     u16* out;        // [rows, columns] bf16
     float* out_f32;  // [rows, columns]
     int columns;
+    float* const* out_rows;  // [rows] where each row goes instead; null: nowhere
 };
 
 // ---- epilogues: what becomes of a sum
@@ -145,6 +146,16 @@ template <WeightType W> struct StoreEpilogue {
     }
 };
 
+// Writes each row in float32 to a place of its own.
+template <WeightType W> struct StoreRowsEpilogue : StoreEpilogue<W> {
+    float* to;
+
+    DEVICE void load_inputs(const Linear& a, int, int row) { to = (float*)load_fresh((const u64*)(a.out_rows + row)); }
+    DEVICE void store(const Linear&, int feature, int, float sum, float) const {
+        if (to) to[feature] = sum * this->scale + this->bias;
+    }
+};
+
 // ---- weights of 8 bits
 
 // Four int8 to two pairs of bf16, exactly: (128 + the low 7 bits) - (128, or 256 where the sign bit is set).
@@ -160,11 +171,12 @@ DEVICE void widen_int8(u32 four, u32& low, u32& high) {
 //
 // Weights and x go through a ring of stages in shared memory, each warp its own: 128 bytes of each row at a time, the
 // length of a cache line. (Loads into registers share six scoreboards: waiting for an old one waits for new ones.) Where
-// x is long beside the weights a stage is half as long, so that three of them fit. Pieces of 16 bytes swap places between
-// odd and even rows where lanes would meet in a bank.
+// x is long beside the weights, or two blocks of 32 rows share a multiprocessor, a stage is half as long, so that three
+// of them fit. Pieces of 16 bytes swap places between odd and even rows where lanes would meet in a bank.
 template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct LinearShape {
     static constexpr int ROWS = ROW_TILES * 8;
-    static constexpr int HALVES = ROWS * (W == INT8 ? 2 : 1) > 32 ? 1 : 2;  // of 64 bytes of a weight's row, in a stage
+    static constexpr bool SHORT = ROWS * (W == INT8 ? 2 : 1) > 32 || (ROWS == 32 && SHARED_KB < 200);
+    static constexpr int HALVES = SHORT ? 1 : 2;                  // of 64 bytes of a weight's row, in a stage
     static constexpr int PER_GROUP = 2 / HALVES;                  // stages that a warp takes of one group of inputs
     static constexpr int GROUP = (W == BF16 ? 32 : 64) * HALVES;  // inputs of a stage
     static constexpr int ROW_PIECES = 4 * HALVES;                 // of 16 bytes, in a row of the weight

@@ -163,10 +163,10 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
             const char* shared = unit + Format::UNIT;
             if constexpr (W == Q6_K) {
                 const float d = half_to_float(((const u16*)shared)[feature]);
-                return {{d * signed_byte(two), d * signed_byte(two >> 8)}, 0};
+                return {{d * signed_byte<0>(two ^ 0x8080u), d * signed_byte<1>(two ^ 0x8080u)}, 0};
             } else {
                 const u32 d = ((const u32*)shared)[feature];
-                return {{half_to_float(d) * unsigned_byte(two), 0}, -(half_to_float(d >> 16) * unsigned_byte(two >> 8))};
+                return {{times_byte<0>(half_to_float(d), two), 0}, -times_byte<1>(half_to_float(d >> 16), two)};
             }
         } else if constexpr (Format::HAS_MINIMUM) {
             const u32 both = ((const u32*)(unit + Format::CODES))[at];
@@ -175,9 +175,10 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
             return {{half_to_float(((const u16*)(unit + Format::CODES))[at]), 0}, 0};
         }
     }
-    // 2^23 + byte as a float has the byte as its last bits.
-    DEVICE static float unsigned_byte(u32 v) { return as_float(and_or(v, 255u, 0x4B000000u)) - 8388608.0f; }
-    DEVICE static float signed_byte(u32 v) { return as_float(and_or(v ^ 128u, 255u, 0x4B000000u)) - 8388736.0f; }
+    // 2^23 + byte as a float has the byte as its last bits. Exact: a float16 and a byte have 19 bits together.
+    template <int BYTE> DEVICE static float from_byte(u32 v) { return as_float(byte_permute(v, 0x4B000000u, 0x7440 + BYTE)); }
+    template <int BYTE> DEVICE static float times_byte(float d, u32 v) { return fused(d, from_byte<BYTE>(v), -8388608.0f * d); }
+    template <int BYTE> DEVICE static float signed_byte(u32 flipped) { return from_byte<BYTE>(flipped) - 8388736.0f; }
 
     // Within an mma a lane takes 4 neighbouring inputs.
     DEVICE void multiply(float (&acc)[TILES][ROW_TILES][4], int stage) const {
@@ -187,7 +188,7 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
 #pragma unroll
         for (int group = 0; group < 2; group++) {
             uint2 x[ROW_TILES][2];
-            float zero[ROW_TILES][PARTS][2];  // what a sum begins with
+            float zero[ROW_TILES][PARTS][4];  // what a sum begins with
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; tile++) {
 #pragma unroll
@@ -198,13 +199,12 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
                 if constexpr (Format::FROM_128) {
                     constexpr u32 start = 0xC300C300u + Format::ZERO * 0x00010001u;  // -(128 + ZERO), twice
                     const Fragments all{{start, start, start, start}};
-                    float sum[4];
-#pragma unroll
-                    for (int step = 0; step < 2; step++) {
-                        const bool first = step == 0 || PARTS == 2;
-                        mma_from(sum, all.a, x[tile][step], first ? 0 : sum[0], first ? 0 : sum[1]);
-                        zero[tile][PARTS == 2 ? step : 0][0] = sum[0], zero[tile][PARTS == 2 ? step : 0][1] = sum[1];
-                    }
+                    const float nothing[4] = {0, 0, 0, 0};
+                    mma_from(zero[tile][0], all.a, x[tile][0], nothing);
+                    if constexpr (PARTS == 2)
+                        mma_from(zero[tile][1], all.a, x[tile][1], nothing);
+                    else
+                        add(zero[tile][0], all, x[tile][1]);
                 }
             }
 #pragma unroll
@@ -228,14 +228,15 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
         mma(sum, f.a[0], f.a[1], f.a[2], f.a[3], x.x, x.y);
     }
     template <int PARTS>
-    DEVICE static void add_group(float (&acc)[4], const Fragments (&f)[2], const uint2 (&x)[2], const float (&zero)[PARTS][2],
+    DEVICE static void add_group(float (&acc)[4], const Fragments (&f)[2], const uint2 (&x)[2], const float (&zero)[PARTS][4],
                                  const Scales& upper, const Scales& lower) {
         float sum[4];
-        mma_from(sum, f[0].a, x[0], Format::FROM_128 ? zero[0][0] : 0, Format::FROM_128 ? zero[0][1] : 0);
+        const float nothing[4] = {0, 0, 0, 0};
+        mma_from(sum, f[0].a, x[0], Format::FROM_128 ? zero[0] : nothing);
         if constexpr (PARTS == 2) {
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[i] = fused((i < 2 ? upper : lower).scale[0], sum[i], acc[i]);
-            mma_from(sum, f[1].a, x[1], zero[1][0], zero[1][1]);
+            mma_from(sum, f[1].a, x[1], zero[1]);
         } else {
             add(sum, f[1], x[1]);
         }
@@ -243,7 +244,7 @@ template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct PackedPr
         for (int i = 0; i < 4; i++) {
             const Scales& s = i < 2 ? upper : lower;
             acc[i] = fused(s.scale[PARTS - 1], sum[i], acc[i]);
-            if constexpr (Format::HAS_MINIMUM) acc[i] = fused(s.minimum, zero[0][i & 1] * -0.0078125f, acc[i]);
+            if constexpr (Format::HAS_MINIMUM) acc[i] = fused(s.minimum, zero[0][i] * -0.0078125f, acc[i]);
         }
     }
 };

@@ -19,6 +19,7 @@ DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
 DEVICE u64 as_bits(double v) { return (u64)__double_as_longlong(v); }
 DEVICE double as_double(u64 bits) { return __longlong_as_double((long long)bits); }
 DEVICE u32 byte_permute(u32 v, u32 selector) { return __byte_perm(v, 0, selector); }
+DEVICE u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 
 // (a & mask) | more in one instruction; masks stay in registers, as immediates they would cost one more each.
 DEVICE u32 and_or(u32 a, u32 mask, u32 more) {
@@ -74,11 +75,12 @@ DEVICE void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// The same with sums that begin with c0 in even columns and c1 in odd ones.
-DEVICE void mma_from(float* c, const u32* a, uint2 b, float c0, float c1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+// The same with sums that begin elsewhere, in registers that stay.
+DEVICE void mma_from(float* c, const u32* a, uint2 b, const float* begin) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(c0), "f"(c1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "f"(begin[0]), "f"(begin[1]), "f"(begin[2]),
+          "f"(begin[3]));
 }
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE void load_transposed(u32* v, const void* p) {
@@ -148,6 +150,9 @@ DEVICE void atomic_add(u64* p, u64 v) {
 }
 DEVICE void atomic_add(u32* p, u32 v) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+DEVICE void atomic_max(u64* p, u64 v) {
+    asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 DEVICE u32 take_place(u32* p) {  // counts, and gives what was counted before
     u32 v;

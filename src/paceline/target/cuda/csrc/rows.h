@@ -41,7 +41,19 @@ struct Embed {
     int width, norms;
 };
 
-// One block for each row of the bucket; it also sets the row's sums of squares, which the layers add to.
+// Sets a row's sums of squares, which the layers add to: the first to the sum over the block, the others to 0.
+DEVICE void start_square_sums(u64* square_sums, int norms, int row, float squares) {
+    float* sums = (float*)shared_memory;  // [WARPS]
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+    for (int i = 1 + threadIdx.x; i < norms; i += THREADS) square_sums[i * MAX_ROWS + row] = 0;
+    sync_block();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < WARPS; i++) squares += sums[i];
+    square_sums[row] = to_fixed(squares);
+}
+
+// One block for each row of the bucket.
 DEVICE void embed_row(const Embed& a) {
     wait_for_previous_kernel();
     const int row = blockIdx.x, thread = threadIdx.x;
@@ -53,14 +65,7 @@ DEVICE void embed_row(const Embed& a) {
         a.out[(long long)row * a.width + i] = to_bf16(v * a.norm[i]);
         squares += v * v;
     }
-    float* sums = (float*)shared_memory;  // [WARPS]
-    squares = warp_sum(squares);
-    if (thread % 32 == 0) sums[thread / 32] = squares;
-    for (int i = 1 + thread; i < a.norms; i += THREADS) a.square_sums[i * MAX_ROWS + row] = 0;
-    sync_block();
-    if (thread > 0) return;
-    for (int i = 1; i < WARPS; i++) squares += sums[i];
-    a.square_sums[row] = to_fixed(squares);
+    start_square_sums(a.square_sums, a.norms, row, squares);
 }
 
 // Brings rows of the cache to other slots: those of an accepted side branch to the slots of their positions. Sources
