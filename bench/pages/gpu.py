@@ -14,9 +14,12 @@ def of_part(result: Result, part: str) -> Rows:
     return [row for row in result["rows"] if row["part"] == part]
 
 
-def passes(result: Result, contexts: Iterable[int] | None = None) -> Lines:
-    """Milliseconds of a pass by rows; in brackets the share of the bandwidth floor."""
-    rows = of_part(result, "passes")
+def passes(
+    result: Result, contexts: Iterable[int] | None = None, kinds: Iterable[str] | None = None
+) -> Lines:
+    """Milliseconds of a pass by rows; in brackets the share of the bandwidth floor. kinds: None: all."""
+    chosen = None if kinds is None else set(kinds)
+    rows = [row for row in of_part(result, "passes") if chosen is None or row["kind"] in chosen]
     counts = sorted({row["rows"] for row in rows})
     cells: dict[tuple[str, str, int], dict[int, str]] = {}
     floors: dict[tuple[str, str, int], float] = {}
@@ -67,7 +70,7 @@ SIDE_BY_SIDE: Final = {
 def rounds(result: Result, short: bool = False) -> Lines:
     """SmolLM2 itself, one request at a time: the median of the repeats, and their range.
 
-    short: greedy alone, and no trees.
+    short: greedy alone, without trees and trained drafters.
     """
     lines = [
         [
@@ -80,7 +83,7 @@ def rounds(result: Result, short: bool = False) -> Lines:
         ]
         for part, which in SIDE_BY_SIDE.items()
         for row in of_part(result, part)
-        if not short or (row["temperature"] == 0 and "tree" not in row["engine"])
+        if not (short and (row["temperature"] > 0 or "tree" in row["engine"] or part.startswith("trained")))
     ]
     temperature = [] if short else ["temperature"]
     head = [

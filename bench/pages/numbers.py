@@ -197,7 +197,7 @@ def on_a_gpu() -> Lines:
             "",
             "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
             "",
-            *gpu.passes(result, contexts=(300,)),
+            *gpu.passes(result, contexts=(300,), kinds=("bf16", "int8")),
             "SmolLM2 in recorded turns of agents, one request at a time, greedy, Python included: the median "
             "of three, and their range. Rows with the same first column had the same prompts and lengths:",
             "",
