@@ -15,6 +15,7 @@ python -m bench tools                tool calls of BFCL and tau-bench under thei
 python -m bench tool-calls           calls that a model makes under auto, and who reads them
 python -m bench schemas              every recorded schema: accepted, followed, equal with drafts
 python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
+python -m bench prefetch             tool calls of recorded agents, predicted before they are written
 python -m bench soak                 a running server under good, bad and broken requests, and pairs
                                      of answers with drafts and without, of every drafter and endpoint
 python -m bench soak --hostile       attacks beside ordinary streams and pairs: gaps, /health, memory
@@ -51,6 +52,7 @@ COMMANDS = {
     "tool-calls": "bench.constraints.auto_calls",
     "schemas": "bench.constraints.schemas",
     "serve": "bench.serve.command",
+    "prefetch": "bench.prefetch",
     "soak": "bench.serve.soak",
     "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",

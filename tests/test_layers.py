@@ -40,6 +40,7 @@ LEVEL = {
     "advise": 10,
     "gate": 10,
     "vllm": 10,
+    "agent": 10,
     "cli": 11,
     "__main__": 12,
 }
@@ -54,6 +55,7 @@ CORE = set(LEVEL) - {
     "advise",
     "gate",
     "vllm",
+    "agent",
     "cli",
     "__main__",
 }

@@ -37,7 +37,7 @@ class Saboteur:
     url: str
     kind: Sabotage
     delay_s: float = 0.06  # of each chunk, by `slower`
-    temperature: float = 0.5  # times the request's, by `biased`
+    temperature: float = 0.3  # times the request's, by `biased`
     every: int = 10
     numbers: Iterator[int] = field(default_factory=count)  # of requests
     client: httpx.AsyncClient = field(  # one for all: making one takes longer than a first token may

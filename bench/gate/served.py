@@ -6,7 +6,7 @@ proxy that spoils it (bench/gate/sabotage.py).
 --candidate speculative   the defaults: to be promoted
 --candidate plain         plain decoding again, in another process: A/A, to be held
 --candidate slower        60 ms more for every chunk: to be rolled back by `end_to_end`
---candidate biased        half the temperature, at temperature 1: to be rolled back by `distribution`
+--candidate biased        temperature 0.3 instead of 1: to be rolled back by `distribution`
 --candidate schemas       one answer in ten loses its last character; texts may differ (lossless: false), so
                           that schemas alone decide: to be rolled back by `schema_validity`
 --candidate changed       one answer in ten has another word: to be rolled back by `text_agreement`
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--candidate", choices=tuple(EXPECTED), default="speculative")
     parser.add_argument("--traces", default="traces/bfcl_single_turn.jsonl.gz")
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--max-characters", type=int, default=1600, help="of a record that is taken")
     parser.add_argument("--max-pairs", type=int, default=600)
     parser.add_argument("--seconds", type=float, default=600.0, help="then the verdict is that so far")

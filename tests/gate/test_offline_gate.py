@@ -26,6 +26,7 @@ from paceline.gate.upstream_metrics import UpstreamCounters, with_counters
 from support.scripted_model import last_words, scripted
 from support.servers import Running, toy_running
 
+FAST_S = 0.001  # between chunks: with none, all of them come at once, and there is no TPOT
 QUICK = Policy(rate_margin=0.15, schema_margin=0.15, max_ttft_ratio=100)  # proofs within 30 to 60 pairs
 
 
@@ -175,7 +176,7 @@ def test_errors_of_the_candidate_are_findings() -> None:
     ("delay", "code", "decision"),
     [
         pytest.param(0.0, 4, "roll back", marks=pytest.mark.slow),
-        pytest.param(0.008, 0, "promote", marks=pytest.mark.slow),
+        pytest.param(0.012, 0, "promote", marks=pytest.mark.slow),
         (None, 3, "hold"),
     ],
 )
@@ -188,8 +189,8 @@ def test_the_command_exits_with_its_verdict_and_writes_reports(
     policy.write_text("rate_margin: 0.15\nmax_ttft_ratio: 100.0\n")
     files = [tmp_path / name for name in ("r.json", "r.html", "pairs.jsonl")]
     with (
-        scripted(last_words, delay_s=delay or 0.0) as (baseline, _),
-        scripted(last_words, delay_s=0.0 if delay else 0.008) as (candidate, _),
+        scripted(last_words, delay_s=delay or FAST_S) as (baseline, _),
+        scripted(last_words, delay_s=FAST_S if delay else 0.012) as (candidate, _),
     ):
         arguments = ["gate", "run", "--baseline", baseline, "--candidate", candidate, "--traces", str(traces)]
         arguments += ["--policy", str(policy), "--json", str(files[0]), "--html", str(files[1])]

@@ -38,9 +38,9 @@ TOOLS = {
 }
 
 
-def run_example(name: str, server: Running) -> str:
+def run_example(name: str, server: Running, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), f"{server.url}/v1"],
+        [sys.executable, str(EXAMPLES / name), f"{server.url}/v1", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -80,3 +80,13 @@ def test_agents_of_frameworks(name: str, package: str, server: Running) -> None:
     printed = run_example(name, server)
     check_calls(printed)
     assert len(re.findall(r"^  answer +\S", printed, re.M)) == 2
+
+
+def test_prefetching_changes_the_waiting_and_nothing_else(server: Running) -> None:
+    printed = run_example("agent_prefetch.py", server, "--tool-ms", "50")
+    found = re.search(r"^(\d+) of 12 calls prefetched, (\d+) in vain$", printed, re.M)
+    assert found is not None
+    assert int(found[1]) >= 9
+    assert int(found[2]) <= 3
+    assert printed.endswith("same conversations: yes\n")
+    assert re.search(r"answer  Order A-1497, a teapot, waits in Hanoi\.$", printed, re.M)

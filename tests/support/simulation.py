@@ -4,8 +4,11 @@ Time is simulated, so bounds on it can be asserted. Texts are scripts known befo
 right at a position is a pure function of its name, the sequence and the position.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
 import torch
 
@@ -141,9 +144,11 @@ class SimulatedDrafter(Drafter):
     node_us: float = 0.0  # of each of its nodes
     batch_us: float = 0.0  # of a call, whatever the number of asks
     read_us: float = 0.0  # of hidden states, for each sequence and pass
+    read_every: int = 1  # passes, whose hidden states are read at once
     claims: Callable[[float], float] | None = lambda chance: min(0.999, chance)  # None: no scores
     taps: tuple[int, ...] = ()
     asks: int = field(default=0, init=False)
+    _unread: Counter[str] = field(default_factory=Counter, init=False)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.asks += len(asks)
@@ -152,6 +157,7 @@ class SimulatedDrafter(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         seq = ask.seq
+        self.timer.pass_us(self.read_us * self._unread.pop(seq.id, 0))
         first = len(seq.tokens) - seq.prompt_len
         good = all(token == scripted(seq.id, first + i) for i, token in enumerate(ask.after))
         tokens, scores = [], []
@@ -166,7 +172,64 @@ class SimulatedDrafter(Drafter):
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores) if self.claims else ())
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
-        self.timer.pass_us(self.read_us * len(hidden_rows))
+        """A draft reads what is left."""
+        for rows in hidden_rows:
+            self._unread[rows.seq.id] += 1
+            if self._unread[rows.seq.id] >= self.read_every:
+                self.timer.pass_us(self.read_us * self._unread.pop(rows.seq.id))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A machine, a load and some drafters."""
+
+    cost: CostTable
+    agents: int
+    answer: int  # tokens
+    drafters: Callable[[Timer], list[SimulatedDrafter]]
+    names: tuple[str, ...]
+
+
+def random_scenario(seed: int, loads: Sequence[int]) -> Scenario:
+    """Drafters that are good, bad or both by turns, honest or not, cheap or dear, on any curve."""
+    rng = Random(seed)
+    base, early, late = 10 ** rng.uniform(-0.3, 1.5), rng.uniform(0.01, 0.09), rng.uniform(0.02, 0.2)
+    cheap = rng.choice([2, 4, 8, 16])  # rows up to which another one costs little
+    by_rows = {
+        n: base * (1 + early * min(n - 1, cheap) + late * max(0, n - 1 - cheap)) for n in (1, 4, 16, 32)
+    }
+    agents, answer = rng.choice(loads), rng.choice([30, 80, 200])
+    names = rng.choice([("suffix",), ("suffix", "ngram"), ("suffix", "ngram", "block"), ("block",)])
+    made: list[dict[str, Any]] = []
+    for name in names:
+        head = name == "block"
+        chance = rng.choice(
+            [
+                constant(rng.choice([0.0, 0.05, 0.2, 0.5, 0.8])),
+                flipping(rng.uniform(0.6, 0.95), rng.uniform(0, 0.2), rng.choice([20, 40, 80])),
+                bursts(rng.uniform(0.1, 0.8), rng.uniform(0.5, 0.98), rng.choice([6, 12, 24])),
+            ]
+        )
+        boast, modesty = rng.uniform(0.6, 0.95), rng.uniform(0.5, 1)
+        claims = rng.choice([None, lambda _, b=boast: b, lambda c, m=modesty: min(0.999, m * c)])
+        made.append(
+            {
+                "name": name,
+                "chance": chance,
+                "claims": claims,
+                "us": 1000 * base * (rng.uniform(0.05, 0.3) if head else rng.uniform(0.001, 0.02)),
+                "read_us": 1000 * base * rng.uniform(0, 0.05) if head else 0.0,
+                "read_every": rng.choice([1, 17]),
+                "taps": (1,) if head else (),
+            }
+        )
+    return Scenario(
+        CostTable({256: by_rows}),
+        agents,
+        answer,
+        lambda timer: [SimulatedDrafter(timer=timer, **one) for one in made],
+        names,
+    )
 
 
 @dataclass(frozen=True)

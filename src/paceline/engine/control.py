@@ -22,20 +22,23 @@ from paceline.engine.estimates import (
     Estimates,
     Gain,
     Prior,
+    ReadShare,
     TextFactor,
 )
 from paceline.types import NO_DRAFT, ROOT, Ask, Controller, Draft, DraftPolicy, Round, Seq
 
 ROWS_AHEAD: Final = 4  # over which the price of a row is a mean, before the draft is known
-CAUTION: Final = 0.97  # factor on chances: of many estimates the highest are too high
+CAUTION: Final = 0.95  # factor on chances: of many estimates the highest are too high
 MIN_GAIN: Final = 0.02  # tokens of a sequence below which nothing is worth the trouble
 EXPLORED: Final = 0.003  # of the time: for asking a drafter that does not seem to pay
+FIRST_EXPLORED: Final = 0.05  # tokens of such time at the beginning of a text
 EXPLORED_SAVINGS: Final = 0.1  # of the time that drafts have saved: the same
 MAX_EXPLORED: Final = 8.0  # tokens of such time that may be saved up
 PROBE_NODES: Final = 2  # asked for then
 TIMED_DRAFTS: Final = 4  # until the time of a drafter is known
 IDLE_PASSES: Final = 4  # before drafters that do not pay are considered again
 READ_PASSES: Final = 64  # of one sequence in which a head reads hidden states though it does not seem to pay
+FIRST_READING: Final = 0.02  # of a pass: the time of reading one sequence's, before any evidence
 OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
@@ -95,7 +98,7 @@ class _Text:
     factors: dict[str, TextFactor] = field(default_factory=dict)  # by drafter
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
-    to_explore: float = 0.05
+    to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
@@ -117,6 +120,7 @@ class Rate(Controller, DraftPolicy):
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
+        self._reads: dict[str, ReadShare] = {}  # by drafter
         self._after_prompt = False  # a prompt was in the last pass
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
@@ -191,7 +195,7 @@ class Rate(Controller, DraftPolicy):
             if drafter in self._untimed:
                 return False
             self._untimed.add(drafter)
-        price = READ_PASSES * self._us_price * self._read_us.get(drafter, 0.0)
+        price = READ_PASSES * self._us_price * self._reading_us(drafter)
         if self._explored < price:
             return False
         self._explored -= price
@@ -206,10 +210,15 @@ class Rate(Controller, DraftPolicy):
         if time is not None:
             price += self._us_price * time.node_us
             us += time.draft_us
-        elif drafter in self._read_us:
-            us += self._read_us[drafter]
+        if drafter in self._read_us:
+            reads = self._reads.get(drafter)
+            us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         gained = CAUTION * reach * self._gain(text, drafter)(price / (CAUTION * reach))
         return gained - gain - self._us_price * us - MIN_GAIN
+
+    def _reading_us(self, drafter: str) -> float:
+        time = self._read_us.get(drafter)
+        return time.draft_us if time is not None else 0.0
 
     def _length(self, text: _Text, drafter: str, reach: float, may_cut: bool) -> int:
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
@@ -335,14 +344,16 @@ class Rate(Controller, DraftPolicy):
             if nodes:
                 added_us = self.cost(first.rows, context) - self.cost(first.rows - nodes, context)
                 node_price = token_price * added_us / nodes if self.cost.measured else 0.0
-        tokens = 0
+        tokens, share = 0, len(rounds) ** -0.5  # others of the route explore for it too
         for r in rounds:
             text, count = self._texts.get(r.request), len(r.tokens)
             if text is None or not count:
                 continue
-            text.to_explore += EXPLORED * count
             tokens += count
             bank = text.bank
+            if not bank.tokens:
+                text.to_explore += FIRST_EXPLORED * share
+            text.to_explore += EXPLORED * share * count
             bank.tokens += count
             bank.plain = max(0, bank.plain - count)
             if r.asked:
@@ -355,7 +366,7 @@ class Rate(Controller, DraftPolicy):
                 text.idle = IDLE_PASSES
             if text.shadow or r.uncut:
                 self._compare(text, r.uncut, r.tokens)
-        self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED)
+        self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED / 2)
 
     def _learn_speed(self, rounds: Sequence[Round], context: int) -> None:
         first, count = rounds[0], len(rounds)
@@ -372,10 +383,10 @@ class Rate(Controller, DraftPolicy):
         r, by = rounds[0], rounds[0].draft_us_by
         after_prompt, self._after_prompt = self._after_prompt, not decoding
         asks = Counter([name for s in rounds for name in s.asked])
-        if not after_prompt:
-            for name, count in self._readers.items():
-                if count and name in by and name not in asks:
-                    self._read_us[name] = by[name] / count
+        for name, count in self._readers.items():
+            if count:
+                read_us = by.get(name) if not asks[name] else None
+                self._learn_reading(name, count, asks[name], read_us, r.target_us, after_prompt)
         if not asks:
             return {}
         own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
@@ -393,6 +404,24 @@ class Rate(Controller, DraftPolicy):
             own = min(own_us, MAX_OUTLIER * self.estimates.own_us)
             ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
         return ask_us
+
+    def _learn_reading(
+        self, name: str, read: int, asked: int, us: int | None, target_us: int, after_prompt: bool
+    ) -> None:
+        """A head may leave hidden states for later and read many at once: the mean says what that takes.
+
+        us: None where the drafter was asked as well. After a prompt it is too high, but better than nothing.
+        """
+        reads, time = self._reads.get(name), self._read_us.get(name)
+        if reads is None:
+            reads = self._reads[name] = ReadShare()
+        reads.learn(read, asked)
+        if us is None or (after_prompt and time is not None):
+            return
+        if time is None:
+            time = self._read_us[name] = DraftTime()
+            time.learn(0, FIRST_READING * target_us)
+        time.learn(0, us / read, target_us)
 
     def _compare(self, text: _Text, draft: Draft, tokens: Sequence[int]) -> None:
         """Compares the draft, and one that was cut earlier, with the tokens that were committed.
@@ -455,6 +484,7 @@ class Rate(Controller, DraftPolicy):
 
     def forget(self, drafter: str) -> None:
         self.estimates.forget(drafter)
+        self._reads.pop(drafter, None)
         for text in self._texts.values():
             text.gains.pop(drafter, None)
             text.factors.pop(drafter, None)

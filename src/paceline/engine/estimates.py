@@ -16,6 +16,8 @@ CONTEXT_STEP: Final = 32  # tokens of context in which the time of a pass counts
 MAX_PRIORS: Final = 4096  # remembered
 MIN_PRIOR: Final = 1e-6  # no pass is free, whatever a table says
 DECAY: Final = 0.97  # weight of old evidence at each new observation
+READ_DECAY: Final = 0.99  # the same for the passes that heads read
+MAX_READS: Final = 64.0  # passes that one ask may have to pay for
 TEXT_DECAY: Final = 0.9  # the same for what is special about one text
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
 # Variance of draft lengths, in nodes squared, below which they count as equal.
@@ -205,7 +207,10 @@ class Acceptance:
 
 
 class TextFactor:
-    """How much better or worse than elsewhere a drafter does on one text: accepted over expected nodes."""
+    """How much worse than elsewhere a drafter does on one text: accepted over expected nodes, at most 1.
+
+    From a few dozen nodes a factor above 1 is mostly luck, and where rows are dear only such nodes are taken.
+    """
 
     __slots__ = ("_accepted", "_expected", "value")
 
@@ -219,7 +224,7 @@ class TextFactor:
         self._accepted = keep * self._accepted + accepted
         self._expected = keep * self._expected + expected
         value = (TEXT_WEIGHT + self._accepted) / (TEXT_WEIGHT + self._expected)
-        self.value = min(max(value, 0.05), MAX_CALIBRATION)
+        self.value = min(max(value, 0.05), 1.0)
 
 
 class Gain:
@@ -357,6 +362,21 @@ class DraftTime:
         return time
 
 
+class ReadShare:
+    """How many passes of a sequence a head reads for each time that it is asked: what an ask must pay for."""
+
+    __slots__ = ("_asked", "_read", "per_ask")
+
+    def __init__(self) -> None:
+        self._read = self._asked = 0.0
+        self.per_ask = 1.0
+
+    def learn(self, read: int, asked: int) -> None:
+        self._read = READ_DECAY * self._read + read
+        self._asked = READ_DECAY * self._asked + asked
+        self.per_ask = min((self._read + 1) / (self._asked + 1), MAX_READS)
+
+
 def _require(holds: bool) -> None:
     if not holds:
         raise ValueError("a number is out of its range")
@@ -372,7 +392,7 @@ class Estimates:
     acceptance: dict[Key, Acceptance] = field(default_factory=dict)
     gains: dict[Key, Gain] = field(default_factory=dict)
     draft_us: dict[str, DraftTime] = field(default_factory=dict)  # of one ask, by drafter
-    read_us: dict[str, float] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
+    read_us: dict[str, DraftTime] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
     own_us: float = 0.0  # of the controller and of the list of drafters, for one ask
     plain_us: float = 0.0  # of late: as long as plain decoding would have taken
     real_us: float = 0.0  # and as long as it took

@@ -116,8 +116,12 @@ def _drafter_table(known: Estimates, name: str, fingerprint: str) -> Table:
             "acceptance": acceptance.state() if acceptance else None,
             "gain": gain.state() if gain else None,
         }
-    time = known.draft_us.get(name)
-    return {**table, "draft_us": time.state() if time else None, "read_us": known.read_us.get(name)}
+    drafting, reading = known.draft_us.get(name), known.read_us.get(name)
+    return {
+        **table,
+        "draft_us": drafting.state() if drafting else None,
+        "read_us": reading.state() if reading else None,
+    }
 
 
 def _restored(table: Table, fingerprints: Mapping[str, str]) -> Estimates:
@@ -135,7 +139,7 @@ def _restored(table: Table, fingerprints: Mapping[str, str]) -> Estimates:
         if of_drafter["draft_us"] is not None:
             known.draft_us[name] = DraftTime.of_state(_numbers(of_drafter["draft_us"]))
         if of_drafter["read_us"] is not None:
-            (known.read_us[name],) = _numbers([of_drafter["read_us"]])
+            known.read_us[name] = DraftTime.of_state(_numbers(of_drafter["read_us"]))
     return known
 
 

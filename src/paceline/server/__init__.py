@@ -11,6 +11,7 @@ estimates_saver.py  the controller's estimates outlive the server
 access_log.py    the figures of a request in its line
 request_log.py   the end of a request: metrics, span, trace, training sample
 heap.py          freed memory back to the system, after large requests
+tool_prediction/ tool calls predicted from a tenant's earlier ones
 telemetry/       Prometheus metrics and OpenTelemetry spans
 online/          online training of drafters
 """

@@ -15,6 +15,7 @@ from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
 from paceline.server.telemetry.route_accounting import Prediction
+from paceline.server.tool_prediction import ToolPrediction
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
 from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
@@ -40,6 +41,7 @@ class RequestContext:
     ticket: Ticket | None
     large: bool = False  # its body is
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
+    tool_prediction: ToolPrediction | None = None  # where the request asks for predicted tool calls
     error: str | None = None  # the code of the error that ended it
     refusal: str | None = None  # why it was refused before its first pass
     arrived: float = field(default_factory=time.perf_counter)

@@ -35,6 +35,8 @@ MAX_PREPARING: Final = 32  # requests at once; more than may wait for a grammar
 Deliver = Callable[[Round], None]  # called in the engine's thread; must not block
 Inbox = asyncio.Queue[tuple[RequestOutput, Round]]
 
+ADMITTED: Final = OutputDelta((), (), (), (), None)  # comes before all others where calls were predicted
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
@@ -118,7 +120,8 @@ class AsyncEngine:
         """Answers one prompt: the deltas of all its choices as they come.
 
         Each output is in `context.outputs` from its admission on. The first choice reads the prompt; the
-        others begin once that is in the prefix cache.
+        others begin once that is in the prefix cache. Predicted tool calls are announced by ADMITTED, before
+        the prompt is read.
         """
         inbox: Inbox = asyncio.Queue()
         outputs: list[RequestOutput] = []  # those submitted
@@ -137,6 +140,8 @@ class AsyncEngine:
                         outputs.remove(output)
                         context.outputs.remove(output)
                         raise error
+                    if output.index == 0 and context.tool_prediction is not None:
+                        yield output, ADMITTED
                 output, r = await inbox.get()
                 delta = output.take(r)
                 if r.error is not None:

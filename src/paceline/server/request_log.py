@@ -15,6 +15,7 @@ from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
+from paceline.server.tool_prediction import ToolPredictions
 from paceline.text import content_text
 from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
@@ -58,6 +59,7 @@ class RequestLog:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.metrics = metrics
+        self.predictions = ToolPredictions()
         self._model = model
         self._recorder = recorder
         self._close_store = close_store  # of the recorder
@@ -125,6 +127,7 @@ class RequestLog:
                 self.metrics.tool_calls(len(output.calls), output.undeclared_calls, output.rejected_calls)
             self._record(context, output, stats, code)
             self._add_training_sample(context, output)
+        self._settle_tool_prediction(context)
         if context.span.recording:
             self._end_span(context, ended, code)
 
@@ -188,6 +191,16 @@ class RequestLog:
             self.trainer.add_sample(
                 TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained)
             )
+
+    def _settle_tool_prediction(self, context: RequestContext) -> None:
+        """Compares predicted tool calls with those written, and learns from them where that is allowed."""
+        prediction = context.tool_prediction
+        if prediction is None:
+            return
+        output = context.outputs[0] if context.outputs else None
+        complete = output is not None and output.finish == "stop"
+        outcome = prediction.settle(output.calls if output is not None and complete else None)
+        self.metrics.predicted_tool_calls(outcome)
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs

@@ -122,6 +122,24 @@ class SpeculativeConfig(RequestBody):
     disabled: bool = False
 
 
+class PredictToolCalls(RequestBody):
+    """Which calls may be predicted, and how sure a prediction must be."""
+
+    safe_tools: list[str] | None = None  # beside those that say `annotations.readOnlyHint`
+    min_probability: float | None = Field(None, ge=0, le=1)
+    max_calls: int | None = Field(None, ge=1, le=16)
+
+
+# True: with the defaults. False is none.
+PredictedCalls = Annotated[
+    PredictToolCalls | None,
+    BeforeValidator(
+        lambda value: ({} if value else None) if isinstance(value, bool) else value,
+        json_schema_input_type=bool | PredictToolCalls | None,
+    ),
+]
+
+
 class StructuredOutputs(RequestBody):
     """vLLM's way to ask for a constraint."""
 
@@ -187,6 +205,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     prediction: Prediction | None = None
+    predict_tool_calls: PredictedCalls = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)

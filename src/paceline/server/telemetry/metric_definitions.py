@@ -112,6 +112,9 @@ class PacelineMetrics:
         self.rejected_tool_calls = counter(
             "rejected_tool_calls", "Texts that looked like tool calls and were none", ["reason"]
         )
+        self.predicted_tool_calls = counter(
+            "predicted_tool_calls", "Tool calls predicted before they were written", ["outcome"]
+        )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
         self.training_samples = counter("learn_texts", "Samples for online training", [])
         self.training_steps = counter("learn_steps", "Steps of online training", [])

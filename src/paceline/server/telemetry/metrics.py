@@ -160,6 +160,12 @@ class Metrics:
             self._paceline.rejected_tool_calls.labels(reason).inc()
 
     @_counted
+    def predicted_tool_calls(self, outcomes: Mapping[str, int]) -> None:
+        """outcomes: right, wrong, unknown (the answer did not end) and missed (written, not predicted)."""
+        for outcome, calls in outcomes.items():
+            self._paceline.predicted_tool_calls.labels(outcome).inc(calls)
+
+    @_counted
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
         self._paceline.refused.labels(reason if reason in REFUSALS else OTHER).inc()

@@ -1,0 +1,293 @@
+"""Speculative tool execution (PASTE, arXiv 2603.18897) on the client's side.
+
+A server that was sent `predict_tool_calls` says early which calls an answer will probably hold. Calls of
+tools marked safe begin then, beside the model. Three rules make a run with prefetching equal to one
+without:
+
+- only tools that have no effects run ahead of time;
+- a result is used once, by the very call that was predicted: same name, same arguments as JSON;
+- results that were not used are dropped when the next answer begins, and when a tool that is not safe runs.
+
+An error of a tool that ran ahead of time is nobody's: the call runs again when it is needed.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from types import TracebackType
+from typing import Any, Final, Self
+
+from paceline.errors import SettingError
+
+Tool = Callable[..., Any]  # called with the arguments by name
+Arguments = str | Mapping[str, Any]  # a JSON object, as text or as read
+
+MAX_RUNNING: Final = 4
+FIELD: Final = "predicted_tool_calls"
+
+
+@dataclass(slots=True)
+class PrefetchStats:
+    """What became of predicted calls."""
+
+    started: int = 0
+    used: int = 0  # each is a call that did not have to be waited for, or not as long
+    dropped: int = 0  # no answer had them
+    failed: int = 0  # needed, and run again because of an error
+    skipped: int = 0  # not started: too many were running
+
+
+def read_only_tools(tools: Iterable[Any]) -> list[str]:
+    """The names of tools with `annotations.readOnlyHint`: MCP's objects, or OpenAI's with that field."""
+    names = []
+    for tool in tools:
+        function = _member(tool, "function") or tool
+        hints = _member(tool, "annotations") or _member(function, "annotations")
+        name = _member(function, "name")
+        if isinstance(name, str) and hints is not None and _member(hints, "readOnlyHint") is True:
+            names.append(name)
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    arguments: dict[str, Any]
+    key: tuple[str, str]  # equal for calls whose arguments are equal as JSON; 1 and 1.0 differ
+
+    @staticmethod
+    def of(name: str, arguments: Arguments) -> "_Call":
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(value, Mapping):
+            raise ValueError(f"the arguments of a tool call are a JSON object, not {type(value).__name__}")
+        return _Call(name, dict(value), (name, json.dumps(value, sort_keys=True)))
+
+
+class _Plan:
+    """What both clients share: which tools may run ahead of time, and the fields of a request."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        safe: Collection[str],
+        max_running: int = MAX_RUNNING,
+        min_probability: float | None = None,
+    ) -> None:
+        """safe: tools without effects, see `read_only_tools`. min_probability: None: the server's default."""
+        unknown = sorted(set(safe) - set(tools))
+        if unknown:
+            raise SettingError(
+                "safe", unknown, f"some of {sorted(tools)}", "give a function for each safe tool"
+            )
+        if max_running < 1:
+            raise SettingError("max_running", max_running, "1 or more")
+        self._tools = dict(tools)
+        self._safe = frozenset(safe)
+        self._max_running = max_running
+        self._min_probability = min_probability
+        self.stats = PrefetchStats()
+
+    @property
+    def extra_body(self) -> dict[str, Any]:
+        """Fields for a chat request; the openai package takes them as `extra_body`."""
+        wish: dict[str, Any] = {"safe_tools": sorted(self._safe)}
+        if self._min_probability is not None:
+            wish["min_probability"] = self._min_probability
+        return {"predict_tool_calls": wish}
+
+    def _wanted(self, predicted: Iterable[Any]) -> Iterator["_Call"]:
+        """Predicted calls that may run."""
+        for call in predicted:
+            function = _member(call, "function")
+            name, arguments = _member(function, "name"), _member(function, "arguments")
+            if not isinstance(name, str) or name not in self._safe:  # whatever the server says
+                continue
+            try:
+                yield _Call.of(name, arguments)
+            except (TypeError, ValueError):
+                continue
+
+
+class Prefetch(_Plan):
+    """Runs predicted calls in threads.
+
+    with Prefetch({"get_order": get_order, "cancel": cancel}, safe=["get_order"]) as prefetch:
+        stream = client.chat.completions.create(..., stream=True, extra_body=prefetch.extra_body)
+        for chunk in prefetch.watch(stream): ...   # the chunks as they are
+        result = prefetch.run(name, arguments)     # for each call of the answer, in its order
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        safe: Collection[str],
+        max_running: int = MAX_RUNNING,
+        min_probability: float | None = None,
+    ) -> None:
+        super().__init__(tools, safe, max_running, min_probability)
+        self._pool = ThreadPoolExecutor(max_running, "prefetch")
+        self._lock = Lock()
+        self._ahead: dict[tuple[str, str], Future[Any]] = {}
+        self._busy = 0  # threads, also with calls that were dropped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drops what is left; does not wait for it."""
+        self.drop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def watch(self, stream: Iterable[Any]) -> Iterator[Any]:
+        """The chunks of one answer as they come: dicts, or objects of the openai package."""
+        self.drop()
+        for chunk in stream:
+            if predicted := _predicted(chunk):
+                self.start(predicted)
+            yield chunk
+
+    def start(self, predicted: Iterable[Any]) -> None:
+        """Begins predicted calls, those that are safe and not yet begun."""
+        for call in self._wanted(predicted):
+            with self._lock:
+                if call.key in self._ahead:
+                    continue
+                if self._busy >= self._max_running:
+                    self.stats.skipped += 1
+                    continue
+                self._busy += 1
+                self.stats.started += 1
+                run = partial(contextvars.copy_context().run, self._tools[call.name], **call.arguments)
+                self._ahead[call.key] = self._pool.submit(self._in_thread, run)
+
+    def _in_thread(self, run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        finally:
+            with self._lock:
+                self._busy -= 1
+
+    def run(self, name: str, arguments: Arguments) -> Any:
+        """The result of a call that the model wrote: begun ahead of time, or run now."""
+        tool, call = self._tools[name], _Call.of(name, arguments)
+        if name not in self._safe:
+            self.drop()
+        with self._lock:
+            future = self._ahead.pop(call.key, None)
+        if future is not None:
+            try:
+                result = future.result()
+            except Exception:
+                self.stats.failed += 1
+            else:
+                self.stats.used += 1
+                return result
+        return tool(**call.arguments)
+
+    def drop(self) -> None:
+        """Forgets all results that were not used."""
+        with self._lock:
+            self.stats.dropped += len(self._ahead)
+            self._ahead.clear()
+
+
+class AsyncPrefetch(_Plan):
+    """For asyncio: `async for chunk in prefetch.watch(stream)`, `await prefetch.run(name, arguments)`.
+
+    Tools may be coroutine functions; plain functions run in threads.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        safe: Collection[str],
+        max_running: int = MAX_RUNNING,
+        min_probability: float | None = None,
+    ) -> None:
+        super().__init__(tools, safe, max_running, min_probability)
+        self._ahead: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        self._running: set[asyncio.Task[Any]] = set()  # also those that were dropped
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.drop()
+
+    async def watch(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        self.drop()
+        async for chunk in stream:
+            if predicted := _predicted(chunk):
+                self.start(predicted)
+            yield chunk
+
+    def start(self, predicted: Iterable[Any]) -> None:
+        for call in self._wanted(predicted):
+            if call.key in self._ahead:
+                continue
+            if len(self._running) >= self._max_running:
+                self.stats.skipped += 1
+                continue
+            self.stats.started += 1
+            task = asyncio.ensure_future(_awaited(self._tools[call.name], call.arguments))
+            self._ahead[call.key] = task
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: asyncio would report it
+
+    async def run(self, name: str, arguments: Arguments) -> Any:
+        tool, call = self._tools[name], _Call.of(name, arguments)
+        if name not in self._safe:
+            self.drop()
+        task = self._ahead.pop(call.key, None)
+        if task is not None:
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                self.stats.used += 1
+                return task.result()
+            self.stats.failed += 1
+        return await _awaited(tool, call.arguments)
+
+    def drop(self) -> None:
+        """Forgets all results that were not used, and cancels calls that still run."""
+        self.stats.dropped += len(self._ahead)
+        for task in self._ahead.values():
+            task.cancel()
+        self._ahead.clear()
+
+
+async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(tool):
+        return await tool(**arguments)
+    result = await asyncio.to_thread(tool, **arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _predicted(chunk: Any) -> list[Any]:
+    predicted = _member(chunk, FIELD)
+    return predicted if isinstance(predicted, list) else []
+
+
+def _member(value: Any, name: str) -> Any:
+    """Of a dict or an object; None where there is none."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

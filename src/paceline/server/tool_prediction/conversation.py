@@ -1,0 +1,259 @@
+"""A chat's messages as the predictor sees them: past calls with their results, and where values come from.
+
+A source is a place that holds values: a path in the results of a tool (`r:get_user:orders[*]`), an
+argument of earlier calls (`a:get_order:order_id`), or a form in a text (`u:#A9` is a user's #W9502127).
+Paths have their indices and ids taken out, so that a source that was right once is found again in
+another run.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
+
+from paceline.text import content_text
+
+Scalar = str | int | float | bool | None
+
+MAX_MESSAGES: Final = 80  # the last ones are read, and the system's
+MAX_RESULTS: Final = 4  # of one tool, the newest
+MAX_RESULT: Final = 32 << 10  # characters of a result that is read
+MAX_LEAVES: Final = 400  # of one result
+MAX_TEXT: Final = 4000  # characters of a message that are searched for values, its end
+MAX_VALUE: Final = 120  # characters of a value that can be copied
+MAX_DEPTH: Final = 8  # of a result
+
+_WORD: Final = re.compile(r"[a-z]+")
+_TOKEN: Final = re.compile(r"[^\s,;!?()\[\]{}<>\"“”`*]+")
+_QUOTED: Final = re.compile(
+    r"(?<!\w)'([^\n]{1,120}?)'(?!\w)|\"([^\"\n]{1,120})\"|`([^`\n]{1,120})`|“([^”\n]{1,120})”"
+)
+_NAMES: Final = re.compile(r"[A-Z][a-zA-Z]+(?: [A-Z][a-zA-Z]+)+")
+_EMAIL: Final = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]*\w")
+_RUNS: Final = re.compile(r"[A-Z]+|[a-z]+|[0-9]+")
+_ERROR: Final = re.compile(r"\s*(?:error|\{\s*\"error\")", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class PastCall:
+    name: str
+    arguments: Mapping[str, Any]
+    result: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.result is not None and _ERROR.match(self.result) is not None
+
+
+@dataclass(slots=True)
+class Source:
+    """The values of one place, in their order, each once."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # by their JSON
+    age: int = 0  # calls since it was written
+
+
+class Conversation:
+    """The messages of one request. Its parts are made when they are first read."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.calls: list[PastCall] = []
+        self.events: list[
+            str
+        ] = []  # oldest first: U user, A text of the assistant, else a tool, ! where it failed
+        self.user_texts: list[str] = []
+        self.system = ""
+        waiting: dict[str, tuple[int, PastCall]] = {}
+        for message in messages[-MAX_MESSAGES:]:
+            role, text = message.get("role"), text_of(message)
+            if role == "user":
+                self.events.append("U")
+                self.user_texts.append(text[-MAX_TEXT:])
+            elif role in ("system", "developer"):
+                self.system = text[-MAX_TEXT:]
+            elif role == "tool":
+                at, call = waiting.pop(str(message.get("tool_call_id")), (0, None))
+                if call is not None:
+                    call.result = text
+                    self.events[at] += "!" if call.failed else ""
+            elif role == "assistant":
+                self._add_answer(message, waiting)
+        if not self.system and messages and messages[0].get("role") in ("system", "developer"):
+            self.system = text_of(messages[0])[-MAX_TEXT:]
+
+    def _add_answer(self, message: Mapping[str, Any], waiting: dict[str, tuple[int, PastCall]]) -> None:
+        calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+        for call in calls:
+            function = call.get("function")
+            if not isinstance(function, Mapping):
+                continue
+            past = PastCall(str(function.get("name")), read_arguments(function.get("arguments")) or {})
+            self.calls.append(past)
+            waiting[str(call.get("id"))] = (len(self.events), past)
+            self.events.append(past.name)
+        if not calls:
+            self.events.append("A")
+
+    @cached_property
+    def last_user_text(self) -> str:
+        return self.user_texts[-1] if self.user_texts else ""
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Of the user's last message."""
+        return frozenset(_WORD.findall(self.last_user_text.lower()))
+
+    @cached_property
+    def since_user(self) -> list[str]:
+        """The events after the user's last message."""
+        for i in range(len(self.events) - 1, -1, -1):
+            if self.events[i] == "U":
+                return self.events[i + 1 :]
+        return self.events
+
+    @cached_property
+    def chains(self) -> str:
+        """How this run goes on after results: calls directly, answers first, or both."""
+        after = {next_event == "A" for event, next_event in pairwise(self.events) if event not in ("U", "A")}
+        return "both" if len(after) > 1 else "answers" if after == {True} else "calls" if after else ""
+
+    @cached_property
+    def used(self) -> dict[str, set[str]]:
+        """The values of earlier arguments, by the argument's name, as JSON."""
+        used: dict[str, set[str]] = {}
+        for call in self.calls:
+            for name, value in call.arguments.items():
+                used.setdefault(name, set()).add(canonical(value))
+        return used
+
+    @cached_property
+    def made(self) -> set[tuple[str, str]]:
+        """Earlier calls: names and the JSON of their arguments."""
+        return {(call.name, canonical(call.arguments)) for call in self.calls}
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        sources: dict[str, Source] = {}
+
+        def add(name: str, value: Any, age: int) -> None:
+            source = sources.setdefault(name, Source(age=age))
+            source.values.setdefault(canonical(value), value)
+
+        read: dict[str, int] = {}
+        for age, call in enumerate(reversed(self.calls)):
+            read[call.name] = read.get(call.name, 0) + 1
+            if read[call.name] > MAX_RESULTS:
+                continue
+            for path, value in leaves(call.arguments):
+                add(f"a:{call.name}:{path}", value, age)
+            for path, value in _result_values(call.result or ""):
+                add(f"r:{call.name}:{path}", value, age)
+        for age, text in enumerate(reversed(self.user_texts)):
+            for form, value in text_values(text):
+                add(f"u:{form}" if age == 0 else f"v:{form}", value, age)
+        for form, value in text_values(self.system, ids_only=True):
+            add(f"s:{form}", value, 0)
+        return sources
+
+
+def canonical(value: Any) -> str:
+    """One text for equal JSON values: members sorted, no spaces."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return content_text(content)
+    return content if isinstance(content, str) else ""
+
+
+def read_arguments(arguments: Any) -> dict[str, Any] | None:
+    """None: no JSON object."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    return dict(arguments) if isinstance(arguments, Mapping) else None
+
+
+def leaves(value: Any) -> Iterator[tuple[str, Scalar]]:
+    """The scalars of a JSON value with their general paths, at most MAX_LEAVES."""
+    left = MAX_LEAVES
+
+    def walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Scalar]]:
+        nonlocal left
+        if left <= 0 or depth > MAX_DEPTH:
+            return
+        if isinstance(value, Mapping):
+            for key, part in value.items():
+                if left <= 0:
+                    return
+                if any(c.isdigit() for c in key):  # an id, not a name
+                    left -= 1
+                    yield f"{path}.~".removeprefix("."), key
+                    yield from walk(part, f"{path}.*", depth + 1)
+                else:
+                    yield from walk(part, f"{path}.{key}", depth + 1)
+        elif isinstance(value, list):
+            for part in value:
+                yield from walk(part, f"{path}[*]", depth + 1)
+        elif not isinstance(value, str) or 0 < len(value) <= MAX_VALUE:
+            left -= 1
+            yield path.removeprefix("."), value
+
+    return walk(value, "", 0)
+
+
+def _result_values(text: str) -> Iterator[tuple[str, Scalar]]:
+    if len(text) > MAX_RESULT:
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if 0 < len(text) <= MAX_VALUE:
+            yield "$", text.strip()
+        yield from ((f"~{form}", found) for form, found in text_values(text[-MAX_TEXT:], ids_only=True))
+        return
+    if isinstance(value, dict | list):
+        yield from leaves(value)
+    else:
+        yield "$", value
+
+
+def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
+    """Parts of a text that may be arguments, with their forms. ids_only: those with digits or an @."""
+    for match in _EMAIL.finditer(text):
+        yield "email", match[0]
+    if not ids_only:
+        for match in _QUOTED.finditer(text):
+            yield "quoted", next(part for part in match.groups() if part is not None)
+        for match in _NAMES.finditer(text):
+            yield "Names", match[0]
+    for match in _TOKEN.finditer(text):
+        token = match[0].rstrip(".:'").lstrip("'$")
+        if (
+            not token
+            or "@" in token
+            or len(token) > MAX_VALUE
+            or (ids_only and not any(c.isdigit() for c in token))
+        ):
+            continue
+        if not ids_only or len(token) > 1:
+            yield form_of(token), token
+
+
+def form_of(token: str) -> str:
+    """Letters by case, digits by number: #W9502127 is #A9{7}, Ava is Aa, ava_kim_71 is a_9{2}."""
+    form = _RUNS.sub(lambda run: _class(run[0]), token)
+    return re.sub(r"a(?:[_.-]a)+", lambda m: f"a{m[0][1]}a", form)[:40]
+
+
+def _class(run: str) -> str:
+    if run[0].isdigit():
+        return f"9{len(run)}"
+    return "A" if run[0].isupper() else "a"

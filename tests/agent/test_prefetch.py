@@ -1,0 +1,310 @@
+"""A run with prefetching has the results, the effects and the errors of one without."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.agent import AsyncPrefetch, Prefetch, read_only_tools
+from paceline.errors import SettingError
+
+WAIT_S = 10
+
+
+class Shop:
+    """Tools over one piece of state: reading does not change it, counting shows who ran."""
+
+    def __init__(self) -> None:
+        self.stock = 3
+        self.ran: list[str] = []
+        self._lock = threading.Lock()
+
+    def get_stock(self, item: str) -> str:
+        with self._lock:
+            self.ran.append(f"get_stock {item}")
+            if item == "nothing":
+                raise LookupError(item)
+            return f"{item}: {self.stock}"
+
+    def take(self, item: str) -> str:
+        with self._lock:
+            self.ran.append(f"take {item}")
+            self.stock -= 1
+            return f"took {item}"
+
+    @property
+    def tools(self) -> dict[str, Callable[..., Any]]:
+        return {"get_stock": self.get_stock, "take": self.take}
+
+
+def predicted(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": json.dumps(arguments)}, "probability": 0.9}
+
+
+def chunk(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [], "predicted_tool_calls": list(calls)}
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def prefetch(shop: Shop) -> Iterator[Prefetch]:
+    with Prefetch(shop.tools, safe=["get_stock"]) as prefetch:
+        yield prefetch
+
+
+def test_a_predicted_call_runs_once_and_its_result_is_used_once(shop: Shop, prefetch: Prefetch) -> None:
+    assert list(prefetch.watch([chunk(predicted("get_stock", item="tea")), {"choices": ["text"]}]))
+    assert prefetch.run("get_stock", '{ "item" : "tea" }') == "tea: 3"
+    assert shop.ran == ["get_stock tea"]
+    assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 3"
+    assert shop.ran == ["get_stock tea"] * 2
+    assert (prefetch.stats.started, prefetch.stats.used) == (1, 1)
+
+
+@pytest.mark.parametrize("arguments", ['{"item": "milk"}', '{"item": "tea", "n": 1}', '{"item": ["tea"]}'])
+def test_other_arguments_get_no_foreign_result(arguments: str) -> None:
+    with Prefetch({"get_stock": lambda **given: given}, safe=["get_stock"]) as prefetch:
+        prefetch.start([predicted("get_stock", item="tea")])
+        assert prefetch.run("get_stock", arguments) == json.loads(arguments)
+        assert prefetch.stats.used == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("1", "1.0"), ("1", "true"), ("0", "false"), ('"1"', "1"), ("null", '""')]
+)
+def test_values_that_a_tool_can_tell_apart_are_different_calls(one: str, other: str) -> None:
+    with Prefetch({"get": lambda **given: given}, safe=["get"]) as prefetch:
+        prefetch.start([{"function": {"name": "get", "arguments": f'{{"x": {one}}}'}}])
+        assert repr(prefetch.run("get", f'{{"x": {other}}}')) == repr(json.loads(f'{{"x": {other}}}'))
+
+
+def test_the_order_of_members_does_not_matter_for_equality_and_is_kept_for_the_tool() -> None:
+    with Prefetch({"get": lambda **given: list(given)}, safe=["get"]) as prefetch:
+        prefetch.start([{"function": {"name": "get", "arguments": '{"b": 1, "a": 2}'}}])
+        assert prefetch.run("get", '{"a": 2, "b": 1}') == ["b", "a"]
+        assert prefetch.run("get", '{"b": 1, "a": 2}') == ["b", "a"]
+
+
+def test_a_tool_that_is_not_safe_never_runs_ahead_of_time(shop: Shop, prefetch: Prefetch) -> None:
+    list(prefetch.watch([chunk(predicted("take", item="tea"), predicted("unknown"))]))
+    assert shop.ran == []
+    assert prefetch.run("take", '{"item": "tea"}') == "took tea"
+    assert shop.ran == ["take tea"]
+
+
+def test_a_result_from_before_an_effect_is_not_used_after_it(shop: Shop, prefetch: Prefetch) -> None:
+    prefetch.start([predicted("get_stock", item="tea")])
+    prefetch.run("take", '{"item": "tea"}')
+    assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 2"
+    assert prefetch.stats.dropped == 1
+
+
+def test_results_of_an_earlier_answer_are_dropped_when_the_next_begins(
+    shop: Shop, prefetch: Prefetch
+) -> None:
+    list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+    shop.stock = 7  # somebody else
+    list(prefetch.watch([{"choices": []}]))
+    assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 7"
+    assert (prefetch.stats.used, prefetch.stats.dropped) == (0, 1)
+
+
+def test_an_error_ahead_of_time_shows_only_where_the_call_is_made(shop: Shop, prefetch: Prefetch) -> None:
+    prefetch.start([predicted("get_stock", item="nothing"), predicted("get_stock", item="tea")])
+    assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 3"
+    with pytest.raises(LookupError):
+        prefetch.run("get_stock", '{"item": "nothing"}')
+    assert shop.ran.count("get_stock nothing") == 2  # the second is the plain run's
+    assert prefetch.stats.failed == 1
+
+
+def test_an_error_that_passes_is_not_reported() -> None:
+    errors = [TimeoutError()]
+
+    def get() -> str:
+        if errors:
+            raise errors.pop()
+        return "ok"
+
+    with Prefetch({"get": get}, safe=["get"]) as prefetch:
+        prefetch.start([predicted("get")])
+        assert prefetch.run("get", "{}") == "ok"
+
+
+def test_at_most_so_many_run_at_once_and_a_needed_call_never_waits_for_them() -> None:
+    release, running = threading.Event(), threading.Semaphore(0)
+
+    def get(n: int) -> int:
+        running.release()
+        assert n == 9 or release.wait(WAIT_S)
+        return n
+
+    with Prefetch({"get": get}, safe=["get"], max_running=2) as prefetch:
+        prefetch.start([predicted("get", n=n) for n in range(5)])
+        for _ in range(2):
+            assert running.acquire(timeout=WAIT_S)
+        assert (prefetch.stats.started, prefetch.stats.skipped) == (2, 3)
+        assert prefetch.run("get", '{"n": 9}') == 9  # while both still run
+        list(prefetch.watch([chunk(predicted("get", n=5))]))  # dropped ones still have their threads
+        assert prefetch.stats.skipped == 4
+        release.set()
+
+
+def test_malformed_predictions_are_ignored(shop: Shop, prefetch: Prefetch) -> None:
+    broken: list[Any] = [
+        {},
+        {"function": None},
+        {"function": {"name": "get_stock"}},
+        {"function": {"name": "get_stock", "arguments": "{"}},
+        {"function": {"name": "get_stock", "arguments": "[]"}},
+        {"function": {"name": ["x"], "arguments": "{}"}},
+    ]
+    list(prefetch.watch([chunk(*broken), {"predicted_tool_calls": "none"}, "text"]))
+    assert shop.ran == []
+
+
+def test_objects_work_as_dicts_do(shop: Shop, prefetch: Prefetch) -> None:
+    function = SimpleNamespace(name="get_stock", arguments='{"item": "tea"}')
+    list(prefetch.watch([SimpleNamespace(predicted_tool_calls=[SimpleNamespace(function=function)])]))
+    prefetch.run("get_stock", {"item": "tea"})
+    assert prefetch.stats.used == 1
+
+
+def test_hints_are_read_as_mcp_and_openai_tools_have_them() -> None:
+    hints = {"readOnlyHint": True}
+    tools: list[Any] = [
+        {"name": "mcp", "annotations": hints},
+        {"type": "function", "function": {"name": "openai"}, "annotations": hints},
+        {"type": "function", "function": {"name": "inside", "annotations": hints}},
+        SimpleNamespace(name="object", annotations=SimpleNamespace(readOnlyHint=True)),
+        {"name": "writes", "annotations": {"readOnlyHint": False}},
+        {"name": "unsure", "annotations": {"readOnlyHint": "true"}},
+        {"name": "silent"},
+    ]
+    assert read_only_tools(tools) == ["mcp", "openai", "inside", "object"]
+
+
+def test_settings_that_cannot_work_are_refused(shop: Shop) -> None:
+    with pytest.raises(SettingError, match="safe=\\['get'\\]"):
+        Prefetch(shop.tools, safe=["get"])
+    with pytest.raises(SettingError, match="max_running=0"):
+        Prefetch(shop.tools, safe=[], max_running=0)
+
+
+def test_requests_name_the_safe_tools(shop: Shop) -> None:
+    with Prefetch(shop.tools, safe=["get_stock"], min_probability=0.5) as prefetch:
+        wish = {"safe_tools": ["get_stock"], "min_probability": 0.5}
+        assert prefetch.extra_body == {"predict_tool_calls": wish}
+
+
+Step = tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]  # predictions and calls of one answer
+
+
+def random_steps(rng: random.Random) -> list[Step]:
+    def call() -> tuple[str, dict[str, Any]]:
+        return rng.choice(["get_stock", "get_stock", "take"]), {
+            "item": rng.choice(["tea", "milk", "nothing"])
+        }
+
+    def one() -> Step:
+        calls = [call() for _ in range(rng.randint(0, 3))]
+        guesses = [c for c in calls if rng.random() < 0.7] + [call() for _ in range(rng.randint(0, 2))]
+        return [predicted(name, **arguments) for name, arguments in guesses], calls
+
+    return [one() for _ in range(12)]
+
+
+def outcome(run: Callable[[], Any]) -> str:
+    try:
+        return str(run())
+    except LookupError as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_results_and_effects_are_those_of_the_plain_run(seed: int) -> None:
+    steps = random_steps(random.Random(seed))
+    plain, ahead = Shop(), Shop()
+    expected = [
+        outcome(lambda name=name, given=given: plain.tools[name](**given))  # type: ignore[misc]
+        for _, calls in steps
+        for name, given in calls
+    ]
+    results = []
+    with Prefetch(ahead.tools, safe=["get_stock"]) as prefetch:
+        for guesses, calls in steps:
+            list(prefetch.watch([chunk(*guesses)]))
+            results += [outcome(lambda n=n, g=g: prefetch.run(n, json.dumps(g))) for n, g in calls]  # type: ignore[misc]
+    assert results == expected
+    takes = [ran for ran in plain.ran if ran.startswith("take")]
+    assert [ran for ran in ahead.ran if ran.startswith("take")] == takes
+
+
+async def stream(*chunks: Any) -> AsyncIterator[Any]:
+    for one in chunks:
+        yield one
+
+
+def test_the_async_client_awaits_coroutines_and_runs_functions_in_threads(shop: Shop) -> None:
+    async def look_up(item: str) -> str:
+        await asyncio.sleep(0)
+        return shop.get_stock(item)
+
+    async def main() -> None:
+        tools = {"look_up": look_up, **shop.tools}
+        async with AsyncPrefetch(tools, safe=["look_up", "get_stock"]) as prefetch:
+            guesses = (predicted("look_up", item="tea"), predicted("get_stock", item="milk"))
+            async for _ in prefetch.watch(stream(chunk(*guesses))):
+                pass
+            assert await prefetch.run("get_stock", '{"item": "milk"}') == "milk: 3"
+            assert await prefetch.run("look_up", '{"item": "tea"}') == "tea: 3"
+            assert sorted(shop.ran) == ["get_stock milk", "get_stock tea"]
+            prefetch.start([predicted("look_up", item="tea"), predicted("look_up", item="nothing")])
+            with pytest.raises(LookupError):
+                await prefetch.run("look_up", '{"item": "nothing"}')
+            await prefetch.run("take", '{"item": "tea"}')
+            assert await prefetch.run("look_up", '{"item": "tea"}') == "tea: 2"
+            stats = prefetch.stats
+            assert (stats.started, stats.used, stats.failed, stats.dropped) == (4, 2, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_the_async_client_cancels_what_it_drops_and_bounds_what_runs() -> None:
+    cancelled: list[int] = []
+
+    async def get(n: int) -> int:
+        try:
+            await asyncio.sleep(WAIT_S if n else 0)
+        except asyncio.CancelledError:
+            cancelled.append(n)
+            raise
+        return n
+
+    async def main() -> None:
+        async with AsyncPrefetch({"get": get}, safe=["get"], max_running=2) as prefetch:
+            prefetch.start([predicted("get", n=n) for n in (1, 2, 3)])
+            await asyncio.sleep(0)
+            assert prefetch.stats.skipped == 1
+            assert await prefetch.run("get", {"n": 0}) == 0
+            prefetch.drop()
+            await asyncio.sleep(0.01)
+            assert sorted(cancelled) == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_the_client_needs_neither_torch_nor_the_server() -> None:
+    code = "import sys, paceline.agent; sys.exit(bool({'torch', 'starlette', 'openai'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
