@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from rich.console import Console
@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     contexts = [int(context) for context in options.contexts.split(",")]
     target = LLM(options.model, config=EngineConfig(device="cpu", cache_mb=1024)).target
-    rows = summary(measure(target, contexts, options.piece, options.repeats), target.shape)
+    shape: ModelConfig = cast(Any, target).shape
+    rows = summary(measure(target, contexts, options.piece, options.repeats), shape)
     console = Console(width=None if Console().is_terminal else 160)
     console.print(table(rows, f"{options.model}, {target.describe()}").terminal())
     result = {

@@ -361,7 +361,8 @@ def _rounded(x: Floats, scales: Floats) -> tuple[Doubles, Doubles]:
 def _weight_codes(weights: Doubles) -> Doubles:
     """A chunk's weights, times the scales of their values, after their way through 16 bits."""
     unit = np.maximum(weights.max(-1) / 32767, weights.sum(-1) / 261000)[..., None]
-    return np.rint(np.divide(weights, unit, out=np.zeros_like(weights), where=unit > 0)) * unit
+    codes = np.rint(np.divide(weights, unit, out=np.zeros_like(weights), where=unit > 0))
+    return np.asarray(codes * unit)
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Doubles:

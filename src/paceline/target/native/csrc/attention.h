@@ -20,6 +20,8 @@ constexpr float kMaxCode = 32767.0f;    // of a query, a key or a softmax weight
 constexpr float kMaxNorm = 46000.0f;    // of a query's codes and of a key's: their product, with rounding, < 2 ** 31
 constexpr float kMaxValue = 8191.0f;    // code of a value, and
 constexpr float kMaxWeights = 261000.0f;  // the sum of a chunk's weights: their product, with rounding, < 2 ** 31
+static_assert((kMaxNorm + 8.0) * (kMaxNorm + 8.0) < 2147483648.0, "rounding 256 codes adds up to 8 to a norm");
+static_assert((kMaxWeights + kChunk / 2) * (double)kMaxValue < 2147483648.0, "and up to a half to each weight");
 constexpr float kLargest = 1e15f, kSmallest = 1e-15f;  // magnitudes beyond are clamped; a vector below is zero
 
 // What is no number becomes one: its row is lost, but codes stay within their limits.
