@@ -22,7 +22,8 @@ from bench.serve.servers import CHAT, RunningServer
 
 COLD, SEEN = "cold", "seen"
 STATES: Final = (COLD, SEEN)
-COLD_SHARE: Final = 0.45  # of a round's time, where there is a seen part: that reads the heads first
+FIRST: Final = 1.5  # the first round's time in rounds: plain decoding takes part, and the heads are read
+COLD_SHARE: Final = 0.6  # of a round's time, where there is a seen part too
 Running = Mapping[str, RunningServer]  # by the name of the server
 
 
@@ -96,16 +97,18 @@ class Rounds:
 
     def _cold(self, number: int, folder: Path) -> None:
         """The first round settles how many conversations there is time for."""
-        share = self._plan.limit_s / self._plan.rounds
+        share = self._plan.limit_s * FIRST / (FIRST + self._plan.rounds - 1)
         share *= COLD_SHARE if SEEN in self._plan.states else 1.0
+        done = 0  # tokens: each conversation is read once, as far as its longest prompt goes
         with self._started(lambda server: _new(folder)) as running:
             for place, conversation in enumerate(self._order(number)):
-                used_s = self._clock() - self._begun
-                if number == 0 and place and used_s * (place + 1) / place > share:
+                used_s, tokens = self._clock() - self._begun, max(conversation.prompt_tokens)
+                if number == 0 and place and used_s * (done + tokens) / done > share:
                     self._report(f"{place} of {len(self._plan.conversations)} conversations: time is short")
                     self._outcome.conversations = self._outcome.conversations[:place]
                     break
                 self._replay(running, conversation, number, COLD)
+                done += tokens
 
     def _order(self, number: int) -> list[Conversation]:
         """As chosen in the first round, then shuffled."""
