@@ -5,6 +5,7 @@ python -m bench runs                 whole agent runs over HTTP, turn by turn, a
 python -m bench agents               what each habit of a fast agent is worth, to the first token
 python -m bench own                  decoding, the agent example, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
+python -m bench reading              what a prompt token costs by the length of the prompt before it
 python -m bench lists                lists of drafters as they learn: tokens per pass, time per token
 python -m bench drafters             every drafter in one table, against plain decoding in the same run
 python -m bench control              the controller against plain decoding and fixed lengths, as load rises
@@ -39,6 +40,7 @@ COMMANDS = {
     "agents": "bench.runs.effects",
     "own": "bench.own.command",
     "passes": "bench.own.passes",
+    "reading": "bench.own.reading",
     "advise": "bench.advise",
     "lists": "bench.drafters.lists",
     "guesses": "bench.drafters.lists",  # its name before 0.2

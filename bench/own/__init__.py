@@ -7,6 +7,7 @@ overhead     time of a round outside the forward pass
 suffix       the suffix drafter with a million tokens
 memory       resident memory
 passes       python -m bench passes
+reading      python -m bench reading
 divergence   python -m bench divergence
 bandwidth    the machine's memory bandwidth
 """

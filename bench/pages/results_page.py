@@ -10,6 +10,7 @@ from bench.drafters import draft_pass
 from bench.drafters import rows as drafter_rows
 from bench.own import divergence as own_divergence
 from bench.own import passes as own_passes
+from bench.own import reading as own_reading
 from bench.pages import gpu
 from bench.peers.systems import precision
 from bench.results_folder import Result
@@ -86,6 +87,10 @@ def passes(result: Result) -> Lines:
         f"Reading the weights once takes {floor['floor_ms']} ms at {floor['gb_per_s']} GB/s.",
         "",
     ]
+
+
+def reading(result: Result) -> Lines:
+    return [*measured(result, "cost of a prompt token"), *own_reading.table(result["rows"]).markdown()]
 
 
 def draft_passes(result: Result) -> Lines:
@@ -228,6 +233,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "runs": whole_runs,
     "peers": compare_table.section,
     "passes": passes,
+    "reading": reading,
     "draft_pass": draft_passes,
     "control": controlled,
     "divergence": divergence,

@@ -209,7 +209,7 @@ class EngineConfig:
     max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
-    prefill_beside: int = 64  # the same, while other sequences wait for their next token
+    prefill_beside: int = 256  # the same, while other sequences wait for their next token
     prefill_beside_ms: int = 40  # what these tokens may add to the time of such a pass; 0: any
     max_waiting: int = 0  # sequences that may wait for admission; 0: any number
     max_grammar_s: float = (

@@ -96,7 +96,10 @@ class LLM:
             estimates_path(machine_key(self.target)), controller.estimates, self.drafters
         )
         sinks = (*sinks, CostMonitor(self.target, self.cost))
-        self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
+        row_cost = self.cost.prompt_row_ms if self.cost else None
+        self.engine = Engine(
+            self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids, row_cost=row_cost
+        )
         self._default_drafters = spec is None
         self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}

@@ -29,11 +29,20 @@ def test_sections_say_machine_date_commit_and_command(
     keep(tmp_path, "passes-m", rows=[curve], floor=floor)
     figures = {"mean_kl": 1e-3, "median_kl": 1e-4, "max_kl": 1e-2, "same_first_choice": 0.99, "positions": 9}
     keep(tmp_path, "divergence-m", rows={"paceline": figures})
+    read = {
+        "context": 4000,
+        "ms": spread,
+        "times_first": 1.3,
+        "weights_mmac": 1310.0,
+        "attention_mmac": 344.1,
+    }
+    keep(tmp_path, "reading-m", rows=[read])
     timed = ("target_ms", "own_ms", "own_share", "draft_ms", "draft_share", "tokens_per_pass")
     draft = {"context": 512, "temperature": 0.7, "guesses": 5, **dict.fromkeys(timed, spread)}
     keep(tmp_path, "draft_pass-m", rows=[draft])
     page = "\n".join(results_page.sections())
-    assert page.count("`python -m bench`, 2026-01-02, commit abc, a cpu, 2 cores") == 3
+    assert page.count("`python -m bench`, 2026-01-02, commit abc, a cpu, 2 cores") == 4
+    assert "| 4000 | 2.00 (1.00 to 3.00) | 1.30 | 1310 | 344 |" in page
     assert "| 512 tokens | 0.7 | 5 | 2.00 (1.00 to 3.00) | 2.00 (1.00 to 3.00) | 2.0 (1.0 to 3.0) % |" in page
     assert "| 8 rows after 300, ms | 2.00 (1.00 to 3.00) |" in page
     assert "| paceline | 1.00e-03 |" in page

@@ -1,13 +1,13 @@
 """Who is admitted, who reads, and how long anybody waits."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import accumulate, count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.scheduler import MAX_RETRY_S, OLDEST_EVERY, Scheduled, Scheduler
+from paceline.engine.scheduler import MAX_RETRY_S, OLDEST_EVERY, RowCost, Scheduled, Scheduler
 from paceline.errors import Busy
 from paceline.types import Seq
 
@@ -94,10 +94,12 @@ def test_chunks_end_at_fixed_positions_where_a_cut_shows_in_the_bits() -> None:
         assert sum(read(schedule).values()) <= CHUNK + CHUNK // 2
 
 
-def beside(row_ms: float, context_ms: float = 0.0) -> list[int]:
+def beside(
+    row_ms: float, context_ms: float = 0.0, limit: int = 64, row_cost: RowCost | None = None
+) -> list[int]:
     """Rows of a long prompt beside an answer, in passes of 5 ms and so many for each of its rows."""
     long, answer = prompt("long", 4000), prompt("answer", 2, cached=1)
-    schedule = Scheduler(16, 256, 64, beside_s=0.04)
+    schedule = Scheduler(16, 256, limit, beside_s=0.04, row_cost=row_cost)
     for seq in (answer, long):
         schedule.add(seq)
     schedule.admit()
@@ -121,6 +123,31 @@ def test_prompts_add_no_more_to_a_pass_than_they_may() -> None:
     assert deeper[1] > deeper[-2]
     assert all(8 <= rows <= 64 for rows in deeper[:-1])
     assert set(beside(100.0)[1:-1]) == {8}  # at least so many: the prompt is read in the end
+
+
+def added_ms(sizes: list[int], row_ms: float, context_ms: float) -> list[float]:
+    """By each piece but the last."""
+    starts = accumulate([0, *sizes])
+    return [
+        rows * (row_ms + context_ms * start / 1000) for rows, start in zip(sizes[:-1], starts, strict=False)
+    ]
+
+
+def test_pieces_beside_answers_are_as_large_as_the_cost_curve_allows() -> None:
+    """From the first one on, and as the context makes rows dearer."""
+    sizes = beside(0.25, context_ms=0.5, limit=256, row_cost=lambda context: 0.25 + 0.5 * context / 1000)
+    added = added_ms(sizes, 0.25, 0.5)
+    assert max(added) <= 45  # the 5 ms of a pass without prompts are not known here
+    assert min(added) > 30
+    assert sizes[0] > 3 * sizes[-2]
+
+
+def test_passes_correct_a_cost_curve() -> None:
+    for factor in (0.5, 3.0):
+        sizes = beside(factor, limit=256, row_cost=lambda context: 1.0)
+        assert sizes[0] == 40
+        assert all(30 <= rows * factor <= 42 for rows in sizes[12:-1])
+    assert beside(1e-4, limit=256, row_cost=lambda context: 0.0)[-2] == 256  # a curve that is flat
 
 
 remainders = st.lists(st.integers(2, 200), min_size=1, max_size=12)

@@ -4,6 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from paceline.types import common_prefix
 from support.native_targets import Doubles, Floats, Packed, as_taken
 
 LAYERS, HEADS, DIM = 2, 2, 3
+CHUNK = 256  # keys whose weights share a unit
 GARBAGE = -1.0  # what a rejected row leaves behind
 
 
@@ -281,13 +283,20 @@ class FloatReference:
         if f"layers.{layer}.q_norm" in self._weights:
             q, k = self._norm32(q, f"layers.{layer}.q_norm"), self._norm32(k, f"layers.{layer}.k_norm")
         repeat = shape.heads // shape.kv_heads
-        queries = self._rotated(q).astype(np.float64)
-        keys, values = (np.repeat(each, repeat, axis=0) for each in (_as_half(self._rotated(k)), _as_half(v)))
+        queries, keys = (codes * scales for codes, scales in map(_dot_codes, map(self._rotated, (q, k))))
+        values, value_scales = _value_codes(v)
+        keys, values, value_scales = (
+            np.repeat(each, repeat, axis=0) for each in (keys, values, value_scales)
+        )
         scores = queries @ keys.swapaxes(1, 2) * (shape.attn_scale or shape.head_dim**-0.5)
         scores[:, ~np.tri(rows, dtype=bool)] = -np.inf
         shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        return self._times((shares @ values).swapaxes(0, 1).reshape(rows, -1), f"layers.{layer}.o")
+        found = np.zeros_like(queries)
+        for chunk in (slice(i, i + CHUNK) for i in range(0, rows, CHUNK)):
+            weights = _weight_codes(shares[:, :, chunk] * value_scales[:, None, chunk, 0])
+            found += weights @ values[:, chunk]
+        found /= shares.sum(-1, keepdims=True)
+        return self._times(found.swapaxes(0, 1).reshape(rows, -1), f"layers.{layer}.o")
 
     def _heads32(self, x: Floats, name: str) -> Floats:
         """[heads, rows, head_dim]"""
@@ -297,16 +306,8 @@ class FloatReference:
         return product.reshape(len(x), -1, self.shape.head_dim).swapaxes(0, 1)
 
     def _norm32(self, x: Floats, name: str) -> Floats:
-        """Squares are added up in sixteen lanes, which are then folded in halves."""
-        padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % GROUP)])
-        lanes = np.zeros((*x.shape[:-1], 16), np.float32)
-        for i in range(0, padded.shape[-1], 16):
-            piece = padded[..., i : i + 16].astype(np.float64)
-            lanes = (piece * piece + lanes).astype(np.float32)
-        for half in (8, 4, 2, 1):
-            lanes = lanes[..., :half] + lanes[..., half : 2 * half]
         eps = np.float32(self.shape.norm_eps)
-        inverse = np.float32(1) / np.sqrt(lanes / np.float32(x.shape[-1]) + eps)
+        inverse = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[-1]) + eps)
         return np.asarray(x * inverse * self._weights[name])
 
     def _times(self, x: Doubles, name: str) -> Doubles:
@@ -328,8 +329,61 @@ class FloatReference:
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def _as_half(x: Floats) -> Doubles:
-    return x.astype(np.float16).astype(np.float64)
+def _sum_of_squares(x: Floats) -> Floats:
+    """[.., 1]: added up in sixteen lanes, which are then folded in halves."""
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % GROUP)])
+    lanes = np.zeros((*x.shape[:-1], 16), np.float32)
+    for i in range(0, padded.shape[-1], 16):
+        piece = padded[..., i : i + 16].astype(np.float64)
+        lanes = (piece * piece + lanes).astype(np.float32)
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+    return lanes
+
+
+def _dot_codes(x: Floats) -> tuple[Doubles, Doubles]:
+    """Queries or keys as 16-bit codes of a norm of at most 46000, and their scales [.., 1]."""
+    norm = np.sqrt(_sum_of_squares(x))
+    return _rounded(
+        x, np.maximum(np.abs(x).max(-1, keepdims=True) / np.float32(32767), norm / np.float32(46000))
+    )
+
+
+def _value_codes(x: Floats) -> tuple[Doubles, Doubles]:
+    return _rounded(x, np.abs(x).max(-1, keepdims=True) / np.float32(8191))
+
+
+def _rounded(x: Floats, scales: Floats) -> tuple[Doubles, Doubles]:
+    """In float32 as the pass does it: a code at the border would else be another one."""
+    return np.rint(x * (np.float32(1) / scales)).astype(np.float64), scales.astype(np.float64)
+
+
+def _weight_codes(weights: Doubles) -> Doubles:
+    """A chunk's weights, times the scales of their values, after their way through 16 bits."""
+    unit = np.maximum(weights.max(-1) / 32767, weights.sum(-1) / 261000)[..., None]
+    codes = np.rint(np.divide(weights, unit, out=np.zeros_like(weights), where=unit > 0))
+    return np.asarray(codes * unit)
+
+
+def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Doubles:
+    """Every query sees every key: [queries, head_dim]."""
+    scores: Doubles = q.astype(np.float64) @ k.astype(np.float64).T
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(shares @ v.astype(np.float64) / shares.sum(-1, keepdims=True))
+
+
+def attend_in_codes(q: Floats, k: Floats, v: Floats) -> Doubles:
+    """The same as a native pass does it."""
+    (queries, query_scales), (keys, key_scales), (values, value_scales) = (
+        *map(_dot_codes, (q, k)),
+        _value_codes(v),
+    )
+    scores: Doubles = (queries * query_scales) @ (keys * key_scales).T
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    found = np.zeros_like(queries)
+    for chunk in (slice(i, i + CHUNK) for i in range(0, len(k), CHUNK)):
+        found += _weight_codes(shares[:, chunk] * value_scales[chunk, 0]) @ values[chunk]
+    return np.asarray(found / shares.sum(-1, keepdims=True))
 
 
 def eight_bits(values: Floats) -> Floats:

@@ -37,6 +37,12 @@ def test_a_table_is_a_surface_of_lines() -> None:
     assert table(1, 0) == 5
 
 
+def test_a_row_of_a_prompt_costs_the_slope_of_the_largest_passes() -> None:
+    table = CostTable({100: {1: 10.0, 2: 11.0, 4: 15.0}, 300: {1: 20.0, 2: 22.0, 4: 30.0}})
+    assert [table.prompt_row_ms(context) for context in (100, 200, 300)] == [2, 3, 4]
+    assert CostTable({100: {4: 8.0}}).prompt_row_ms(900) == 2
+
+
 def test_costs_stay_above_nothing() -> None:
     assert CostTable({100: {1: 30.0, 8: 10.0}})(64, 100) > 0
 

@@ -17,7 +17,7 @@ from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.masking import Masking
-from paceline.engine.scheduler import Outcome, Pass, Scheduled, Scheduler
+from paceline.engine.scheduler import Outcome, Pass, RowCost, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_error
@@ -60,8 +60,12 @@ class Engine:
         eos: frozenset[int] = frozenset(),
         clock: Callable[[], float] = monotonic,
         timer: Callable[[], int] = perf_counter_ns,
+        row_cost: RowCost | None = None,
     ) -> None:
-        """clock: seconds, for deadlines. timer: nanoseconds, for the time of drafts and passes."""
+        """clock: seconds, for deadlines. timer: nanoseconds, for the time of drafts and passes.
+
+        row_cost: milliseconds that a row of a prompt adds to a pass, by the tokens before it.
+        """
         self.config = config = config or EngineConfig()
         self.target = target
         self.controller = controller
@@ -69,7 +73,7 @@ class Engine:
         self._drafting = Drafting(target, drafters, controller, timer)
         self._sinks = tuple(sinks)
         self._eos = eos
-        self._scheduler = _scheduler(config, target, clock)
+        self._scheduler = _scheduler(config, target, clock, row_cost)
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
@@ -555,11 +559,20 @@ class _RowsOnHost:
         return verdict, logprobs(s.seq, verdict, s.draft, rows)
 
 
-def _scheduler(config: EngineConfig, target: Target, clock: Callable[[], float]) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, target: Target, clock: Callable[[], float], row_cost: RowCost | None
+) -> Scheduler:
     """Prompts may be cut anywhere only where the cut does not show in the bits of the rows."""
     chunk = config.prefill_chunk
     anywhere = target.invariant_rows > chunk
     beside = min(config.prefill_beside, chunk) if anywhere else chunk
     return Scheduler(
-        config.max_batch, chunk, beside, config.max_waiting, anywhere, config.prefill_beside_ms / 1000, clock
+        config.max_batch,
+        chunk,
+        beside,
+        config.max_waiting,
+        anywhere,
+        config.prefill_beside_ms / 1000,
+        clock,
+        row_cost,
     )

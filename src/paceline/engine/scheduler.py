@@ -15,6 +15,10 @@ OLDEST_EVERY: Final = 4  # admissions, of which one is the oldest's
 QUEUE_SHARE: Final = 4  # places that one client may hold for each that stays free
 MAX_RETRY_S: Final = 600.0
 MIN_BESIDE: Final = 8  # rows of prompts beside decoding, however slow they are
+FIRST_BESIDE: Final = 64  # the same, at most, before anything is known of their time
+_MIN_ROW_MS: Final = 0.001  # of a cost curve that says less
+
+RowCost = Callable[[int], float]  # tokens before a row of a prompt -> milliseconds that it adds to a pass
 
 
 class Scheduler:
@@ -43,10 +47,11 @@ class Scheduler:
         cut_anywhere: bool = True,
         beside_s: float = 0.0,
         clock: Callable[[], float] = monotonic,
+        row_cost: RowCost | None = None,
     ) -> None:
         """cut_anywhere: prompts may be cut at any position; False: only at multiples of prefill_chunk.
 
-        beside_s: seconds that prompts may add to a pass beside decoding; 0: any.
+        beside_s: seconds that prompts may add to a pass beside decoding; 0: any. row_cost: of their rows.
         """
         self._max_batch = max_batch
         self._chunk = prefill_chunk
@@ -60,7 +65,7 @@ class Scheduler:
         self._admissions = 0
         self._full = False  # the cache was full: none is admitted before another leaves
         self._pace = _Pace(clock)
-        self._row_time = _RowTime(beside_s if cut_anywhere else 0.0)
+        self._row_time = _RowTime(beside_s if cut_anywhere else 0.0, row_cost)
 
     def __len__(self) -> int:
         return self.waiting + len(self._running)
@@ -183,7 +188,9 @@ class Scheduler:
         decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
         prompts = [seq for seq in running if _remainder(seq) > 1]
         reading = [seq for seq in prompts if not seq.prefill] or prompts
-        rows = self._row_time.rows(self._beside) if decoding else self._chunk
+        rows = self._chunk
+        if decoding:
+            rows = self._row_time.rows(self._beside, max((seq.computed for seq in reading), default=0))
         shares = self._shared_rows if self._cut_anywhere else self._whole_chunks
         sizes = decoding | (shares(reading, rows) if reading else {})
         return [
@@ -194,8 +201,8 @@ class Scheduler:
 
     def took(self, scheduled: "Sequence[Scheduled]", seconds: float) -> None:
         """The time of a pass."""
-        prompt_rows = sum(len(s.fed) for s in scheduled if len(s.fed) > 1)
-        self._row_time.learn(prompt_rows, any(len(s.fed) == 1 for s in scheduled), seconds)
+        read = [(s.seq.computed, len(s.fed)) for s in scheduled if len(s.fed) > 1]
+        self._row_time.learn(read, any(len(s.fed) == 1 for s in scheduled), seconds)
 
     def _shared_rows(self, reading: Sequence[Seq], rows: int) -> dict[str, int]:
         """The rows of each prompt: half for the first, then for short ones, then in order of admission."""
@@ -236,27 +243,38 @@ def _shorter(reading: Sequence[Seq]) -> list[Seq]:
 
 
 class _RowTime:
-    """How many rows of prompts fit into a time: the token budget of Sarathi-Serve, by measured times.
+    """The most rows of prompts that fit into a time: the token budget of Sarathi-Serve, by a cost curve.
 
-    A row costs more the further its prompt has been read. Both times are exponential moving averages.
+    A row costs more the further its prompt has been read. The curve says by how much, and passes correct it;
+    without one they say it alone. Both times are exponential moving averages.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, row_cost: RowCost | None) -> None:
         self._limit_s = limit_s  # 0: any
+        self._row_cost = row_cost
         self._decode_s = 0.0  # of a pass without prompts
-        self._row_s = 0.0  # that a row of a prompt adds
+        self._ratio = 1.0 if row_cost else 0.0  # of measured to expected seconds; 0: unknown
 
-    def learn(self, prompt_rows: int, decoding: bool, seconds: float) -> None:
-        if prompt_rows:
-            row_s = max(0.0, seconds - self._decode_s * decoding) / prompt_rows
-            self._row_s += (0.3 if self._row_s else 1.0) * (row_s - self._row_s)
+    def learn(self, read: Sequence[tuple[int, int]], decoding: bool, seconds: float) -> None:
+        """read: for each prompt in the pass the tokens before its rows, and how many these are."""
+        if read:
+            expected = sum(rows * self._expected_s(context) for context, rows in read)
+            ratio = max(0.0, seconds - self._decode_s * decoding) / expected
+            self._ratio += (0.3 if self._ratio else 1.0) * (ratio - self._ratio)
         elif decoding:
             self._decode_s += (0.3 if self._decode_s else 1.0) * (seconds - self._decode_s)
 
-    def rows(self, most: int) -> int:
-        if not self._limit_s or self._row_s * most <= self._limit_s:
-            return most
-        return min(most, max(MIN_BESIDE, int(self._limit_s / self._row_s)))
+    def rows(self, limit: int, context: int) -> int:
+        """Up to `limit`, for prompts with at most `context` tokens before them."""
+        if not self._limit_s:
+            return limit
+        if not self._ratio:
+            return min(limit, FIRST_BESIDE)
+        fitting = int(self._limit_s / (self._ratio * self._expected_s(context)))
+        return min(limit, max(MIN_BESIDE, fitting))
+
+    def _expected_s(self, context: int) -> float:
+        return max(self._row_cost(context), _MIN_ROW_MS) / 1000 if self._row_cost else 1.0
 
 
 class _Pace:

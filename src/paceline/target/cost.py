@@ -31,7 +31,7 @@ MAX_DIFFERENCE: Final = 1.15  # of two tables that agree: median over their cell
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
 DRIFT_PASSES: Final = 512
 MAX_EXTRAPOLATION: Final = 2  # times the largest measured context: beyond it the table says nothing certain
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
 
@@ -53,6 +53,14 @@ class CostTable:
             curves = sorted(self.ms.items())
             self._by_rows[rows] = [(at, _line(sorted(curve.items()), rows)) for at, curve in curves]
         return _line(self._by_rows[rows], context)
+
+    def prompt_row_ms(self, context: int) -> float:
+        """Milliseconds that a row adds to a pass of many, after `context` tokens."""
+        rows = sorted({rows for curve in self.ms.values() for rows in curve})
+        if len(rows) < 2:
+            return self(rows[-1], context) / rows[-1]
+        few, many = rows[-2:]
+        return (self(many, context) - self(few, context)) / (many - few)
 
     def __bool__(self) -> bool:
         return any(self.ms.values())

@@ -157,12 +157,17 @@ def test_rows_of_earlier_sequences_are_never_written(model: Path, tmp_path: Path
     parts = {int.from_bytes(page.read_bytes()[80:84], "little"): page for page in pages(tmp_path)}
     assert sorted(parts) == [299 % 64, 302 % 64, 64]
     for rows in (299 % 64, 302 % 64):
-        keys, values = np.split(np.frombuffer(parts[rows].read_bytes()[HEADER:], np.float16), 2)
-        keys = keys.reshape(SIZES.layers, SIZES.kv_heads, 3, -1, 16)
-        values = values.reshape(SIZES.layers, SIZES.kv_heads, 48, -1)
-        assert keys[:, :, -1, :, : rows % 16].any()
-        assert not keys[:, :, -1, :, rows % 16 :].any()
-        assert not values[:, :, rows:].any()
+        page = np.frombuffer(parts[rows].read_bytes()[HEADER:], np.int16)
+        keys, values = page.reshape(2, SIZES.layers, SIZES.kv_heads, 3, -1)[:, :, :, -1]
+        by_token = keys.reshape(*keys.shape[:2], -1, 16, 2)  # codes and scales alike
+        assert by_token[:, :, :, : rows % 16].any()
+        assert not by_token[:, :, :, rows % 16 :].any()
+        codes, scales = np.split(values, [16 * SIZES.head_dim], axis=-1)
+        by_token = codes.reshape(*codes.shape[:2], 8, SIZES.head_dim, 2).swapaxes(-1, -2)
+        by_token = by_token.reshape(*codes.shape[:2], 16, SIZES.head_dim)
+        assert by_token[:, :, : rows % 16].any()
+        assert not by_token[:, :, rows % 16 :].any()
+        assert not scales.reshape(*codes.shape[:2], 16, 2)[:, :, rows % 16 :].any()
 
 
 def unchecked(self: PageFormat, path: str, key: bytes, rows: int, page: Any) -> bool:

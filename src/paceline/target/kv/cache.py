@@ -23,9 +23,9 @@ LOADED_AT_ONCE: Final = 16  # pages, between two looks at the clock
 _MB: Final = 2**20
 
 
-def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
-    """The number of blocks of keys and values that fit into cache_mb."""
-    block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
+def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int, scale_bytes: int = 0) -> int:
+    """The blocks of keys and values that fit into cache_mb. scale_bytes: of each key and each value."""
+    block_bytes = 2 * shape.layers * shape.kv_heads * BLOCK * (shape.head_dim * itemsize + scale_bytes)
     blocks = cache_mb * _MB // block_bytes
     if not blocks:
         raise SettingError("cache_mb", cache_mb, f"{-(-block_bytes // _MB)} or more for this model")

@@ -1,6 +1,6 @@
 """The decoder in C++: quantised weights as they are, the whole pass in one parallel region. In reading order:
 
-target.py        the target: feeds to one native pass; the KV memory, in half precision
+target.py        the target: feeds to one native pass; the KV memory, in 16-bit codes
 batch.py         the rows of a pass; branches of a draft tree get scratch blocks
 packing.py       the layout of packed weights, and the repacking of a file's blocks
 packed_file.py   the file of packed weights, checked as it is read

@@ -1,4 +1,4 @@
-"""The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
+"""The target in C++: packed weights, a 16-bit KV cache, and the bookkeeping between passes."""
 
 import ctypes
 import json
@@ -44,7 +44,9 @@ SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memor
 ROPE_SAMPLE: Final = 4096  # positions whose rotations are part of what names a page
 MAX_READY: Final = 128 * 2**20  # bytes of the KV cache made ready for pages that are on the disk
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later
-_HALF: Final = 2  # bytes
+_CODE: Final = np.dtype(np.int16)
+_SCALE: Final = np.dtype(np.float32)
+_NOISE: Final = 1000  # code of a deviation: the norm of any vector stays within the limit of attention.h
 
 log = logging.getLogger("paceline")
 
@@ -70,7 +72,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
         self.threads = config.threads or hardware.cores()
-        blocks = blocks_in(config.cache_mb, shape, _HALF)
+        blocks = blocks_in(config.cache_mb, shape, _CODE.itemsize, _SCALE.itemsize)
         spare = SPARE * config.max_batch
         self._kv = NativeKVMemory(shape, blocks * BLOCK + spare * SUB_BLOCK)
         super().__init__(PagedCache(self._kv, blocks), shape.max_context)
@@ -235,26 +237,25 @@ def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
 
 
 class NativeKVMemory:
-    """Keys as [layers, kv_heads, sub-blocks, head_dim, 16], values as [layers, kv_heads, slots, head_dim].
+    """Keys and values as [layers, kv_heads, sub-blocks, numbers of a sub-block], as model.h describes them.
 
-    Slot s is token s % 16 of sub-block s // 16. Memory is touched only as rows are written.
+    A key or a value is head_dim 16-bit codes and one scale. Slot s is token s % 16 of sub-block s // 16.
+    Memory is touched only as rows are written.
     """
 
-    keys: NDArray[np.float16]
-    values: NDArray[np.float16]
+    keys: NDArray[np.int16]
+    values: NDArray[np.int16]
 
     def __init__(self, shape: ModelConfig, slots: int) -> None:
         self.sub_blocks = slots // SUB_BLOCK
-        heads = (shape.layers, shape.kv_heads)
-        sizes = (*heads, self.sub_blocks, shape.head_dim, SUB_BLOCK), (*heads, slots, shape.head_dim)
+        self._key_layout = _sub_block(shape.head_dim // 2, SUB_BLOCK, 2)
+        self._value_layout = _sub_block(SUB_BLOCK // 2, shape.head_dim, 2)
+        size = (shape.layers, shape.kv_heads, self.sub_blocks, self._key_layout.itemsize // _CODE.itemsize)
         try:
-            self._memory = [_memory(2 * prod(size)) for size in sizes]
+            self._memory = [_memory(_CODE.itemsize * prod(size)) for _ in range(2)]
         except (MemoryError, OSError):
             raise UsageError("the KV cache does not fit into memory: give a smaller cache_mb") from None
-        self.keys, self.values = (
-            np.frombuffer(memory, np.float16).reshape(size)
-            for memory, size in zip(self._memory, sizes, strict=True)
-        )
+        self.keys, self.values = (np.frombuffer(memory, _CODE).reshape(size) for memory in self._memory)
 
     def release(self) -> None:
         """All rows are zeros again, and take no memory until they are written."""
@@ -266,14 +267,17 @@ class NativeKVMemory:
         """Both multiples of 16; whole sub-blocks are copied."""
         subs = -(-count // SUB_BLOCK)
         a, b = source // SUB_BLOCK, target // SUB_BLOCK
-        self.keys[:, :, b : b + subs] = self.keys[:, :, a : a + subs]
-        self.values[:, :, target : target + count] = self.values[:, :, source : source + count]
+        for cache in (self.keys, self.values):
+            cache[:, :, b : b + subs] = cache[:, :, a : a + subs]
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Single slots; every source is read before any target is written."""
         (a, i), (b, j) = np.divmod(sources, SUB_BLOCK), np.divmod(targets, SUB_BLOCK)
-        self.keys[:, :, b, :, j] = self.keys[:, :, a, :, i]
-        self.values[:, :, targets] = self.values[:, :, sources]
+        keys, values = self._fields(self.keys, self.values)
+        keys["codes"][:, :, b, :, j] = keys["codes"][:, :, a, :, i]
+        values["codes"][:, :, b, j // 2, :, j % 2] = values["codes"][:, :, a, i // 2, :, i % 2]
+        for part in (keys, values):
+            part["scales"][:, :, b, j] = part["scales"][:, :, a, i]
 
     def make_ready(self, slots: int) -> None:
         """Has the system provide the memory of the first slots now; rows that are there stay as they are."""
@@ -291,22 +295,25 @@ class NativeKVMemory:
     def save(self, slot: int, rows: int, page: Bytes) -> None:
         """Whole sub-blocks, in which zeros follow the rows."""
         views = self._views(slot, rows)
-        keys, values = parts = _parts(page, views)
+        parts = _parts(page, views)
         for part, view in zip(parts, views, strict=True):
             part[:] = view
-        if unused := -rows % SUB_BLOCK:
-            keys[:, :, -1, :, -unused:] = 0
-            values[:, :, -unused:] = 0
+        unused = np.arange(SUB_BLOCK - -rows % SUB_BLOCK, SUB_BLOCK)
+        keys, values = (part[:, :, -1] for part in self._fields(*parts))
+        keys["codes"][:, :, :, unused] = 0
+        values["codes"][:, :, unused // 2, :, unused % 2] = 0
+        for part in (keys, values):
+            part["scales"][:, :, unused] = 0
 
     def load(self, slot: int, rows: int, page: Bytes) -> None:
         views = self._views(slot, rows)
         for part, view in zip(_parts(page, views), views, strict=True):
             view[:] = part
 
-    def _views(self, slot: int, rows: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    def _views(self, slot: int, rows: int) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
         """The sub-blocks that hold these rows. slot: a multiple of 16."""
         sub, count = slot // SUB_BLOCK, -(-rows // SUB_BLOCK)
-        return self.keys[:, :, sub : sub + count], self.values[:, :, slot : slot + count * SUB_BLOCK]
+        return self.keys[:, :, sub : sub + count], self.values[:, :, sub : sub + count]
 
     def layout(self) -> list[object]:
         """Decides what the bytes of a page mean, besides the engine's own source."""
@@ -315,10 +322,23 @@ class NativeKVMemory:
 
     def fill_with_noise(self, slots: list[int]) -> None:
         """Fills slots, the first a multiple of 16, and what else is in their sub-blocks, with small noise."""
-        noise = np.random.default_rng(0).standard_normal(self.keys.shape[-2:]).astype(np.float16)
+        size = self._key_layout["codes"].shape[0] * 2
+        random = np.random.default_rng(0).standard_normal(SUB_BLOCK * size)
+        noise = np.clip(random * _NOISE, -3 * _NOISE, 3 * _NOISE).astype(np.int16)
         for sub in sorted({slot // SUB_BLOCK for slot in slots}):
-            self.keys[:, :, sub] = noise
-            self.values[:, :, sub * SUB_BLOCK : (sub + 1) * SUB_BLOCK] = noise.T
+            for part in self._fields(self.keys, self.values):
+                part["codes"][:, :, sub] = noise.reshape(part["codes"].shape[3:])
+                part["scales"][:, :, sub] = 1 / _NOISE
+
+    def _fields(
+        self, keys: NDArray[np.int16], values: NDArray[np.int16]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same memory with the fields codes and scales, [layers, kv_heads, sub-blocks]."""
+        return keys.view(self._key_layout)[..., 0], values.view(self._value_layout)[..., 0]
+
+
+def _sub_block(*codes: int) -> np.dtype[Any]:
+    return np.dtype([("codes", _CODE, codes), ("scales", _SCALE, (SUB_BLOCK,))])
 
 
 def _parts(page: Bytes, views: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

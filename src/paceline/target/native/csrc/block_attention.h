@@ -3,7 +3,8 @@
 // Queries of one KV head stand side by side, [head_dim][queries], so that a key is multiplied with all at once.
 #pragma once
 
-#include "attention.h"
+#include "model.h"
+#include "online_softmax.h"
 
 namespace PACELINE_PATH {
 

@@ -293,7 +293,7 @@ void BlockFiller::join_chunks(int me) {
         Partial whole{stats_of(first)[query], stats_of(first)[padded_ + query]};
         float* sums = sums_of(first) + query * size;
         for (int p = first + 1; p < first + chunks; ++p)
-            join(whole, sums, {stats_of(p)[query], stats_of(p)[padded_ + query]}, sums_of(p) + query * size, size);
+            join<exponential>(whole, sums, {stats_of(p)[query], stats_of(p)[padded_ + query]}, sums_of(p) + query * size, size);
         const Floats by = all(1.0f / whole.total);
         for (int d = 0; d < size; d += kGroup)
             attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "activations.h"
-#include "attention.h"
+#include "online_softmax.h"
 #include "block_model.h"
 #include "linear.h"
 #include "threads.h"

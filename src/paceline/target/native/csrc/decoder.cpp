@@ -10,23 +10,21 @@ namespace PACELINE_PATH {
 
 namespace {
 
-constexpr int kQueryRows = 16;       // rows of a span that attend together
+constexpr int kQueryRows = 16;       // rows of a span that attend together, at most
 constexpr int kSplitRows = 64;       // up to which chunks of keys may be shared out
 
 int chunks_for(int position) { return position / kChunk + 1; }
 
-using AttendChunk = void (*)(const HeadCache&, Prefetcher*, int, const float* const*, const int*, Partial*, float* const*);
-
-template <size_t... n>
-AttendChunk attend_with(int queries, std::index_sequence<n...>) {
-    static constexpr AttendChunk of[] = {attend_chunk<(int)n + 1>...};
-    return of[queries - 1];
-}
+constexpr float kBinaryLog = 1.44269504f;  // of e
 
 }  // namespace
 
 Decoder::Decoder(const Model& model, ThreadPool& pool)
-    : model_(model), width_((model.width + kGroup - 1) / kGroup * kGroup), pool_(pool), scratch_(pool.size()) {}
+    : model_(model),
+      width_((model.width + kGroup - 1) / kGroup * kGroup),
+      pool_(pool),
+      query_rows_(std::clamp(kTileQueries * model.kv_heads / model.heads, 1, kQueryRows)),
+      scratch_(pool.size()) {}
 
 void Decoder::forward(const Pass& pass) {
     pass_ = &pass;
@@ -45,6 +43,7 @@ void Decoder::prepare() {
     plan_attention();
     x_.need((size_t)rows * width_);
     queries_.need((size_t)rows * across);
+    query_scales_.need((size_t)rows * model_.heads);
     sums_.need((size_t)rows * across * slots_);
     partials_.resize((size_t)rows * model_.heads * slots_);
     normed_.shape(rows, width_ / kGroup);
@@ -52,7 +51,8 @@ void Decoder::prepare() {
     gated_.shape(rows, model_.layer[0].down.groups());
     scored_.shape(pass_->scored, width_ / kGroup);
     const size_t widest = std::max(model_.head_dim, 2 * kUnit);
-    for (Buffer<float>& scratch : scratch_) scratch.need(std::max<size_t>(rows, kQueryBlock) * widest);
+    for (Buffer<float>& scratch : scratch_)
+        scratch.need(std::max(rows * widest, QueryTile::floats(model_.head_dim)));
 }
 
 // Many rows keep every member busy as they are; few rows have their keys shared out instead.
@@ -61,13 +61,13 @@ void Decoder::plan_attention() {
     int longest = 0;
     for (int position : position_) longest = std::max(longest, chunks_for(position));
     int pieces = 0;
-    for (int s = 0; s < pass_->spans; ++s) pieces += (pass_->span[s].count + kQueryRows - 1) / kQueryRows;
+    for (int s = 0; s < pass_->spans; ++s) pieces += (pass_->span[s].count + query_rows_ - 1) / query_rows_;
     const bool split = pass_->rows <= kSplitRows && pieces * model_.kv_heads < 4 * pool_.size();
     slots_ = split ? longest : 1;
     for (int s = 0; s < pass_->spans; ++s) {
         const Span& span = pass_->span[s];
-        for (int first = 0; first < span.count; first += kQueryRows) {
-            const int rows = std::min(kQueryRows, span.count - first);
+        for (int first = 0; first < span.count; first += query_rows_) {
+            const int rows = std::min(query_rows_, span.count - first);
             const int keys = span.start + first + rows, chunks = chunks_for(keys - 1);
             for (int head = 0; head < model_.kv_heads; ++head) {
                 if (!split) attending_.push_back({s, first, rows, head, 0, chunks, keys});
@@ -132,13 +132,13 @@ void Decoder::copy_taps(int layer, int me) {
 }
 
 void Decoder::copy_sub_blocks(int layer, int me) {
-    const int64_t size = kSubBlock * model_.head_dim;
+    const int64_t size = sub_block_size(model_.head_dim);
     const Share share(pass_->copies * model_.kv_heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int32_t* pair = pass_->copy + i / model_.kv_heads * 2;
         const int64_t at = cache_at(layer, i % model_.kv_heads);
-        for (uint16_t* cache : {model_.keys, model_.values})
-            std::memcpy(cache + at + pair[1] * size, cache + at + pair[0] * size, size * sizeof(uint16_t));
+        for (int16_t* cache : {model_.keys, model_.values})
+            std::memcpy(cache + at + pair[1] * size, cache + at + pair[0] * size, size * sizeof(int16_t));
     }
 }
 
@@ -184,41 +184,56 @@ void Decoder::project_heads(int layer, int me) {
 
 void Decoder::finish_query(const Layer& layer, int head, float* heads) {
     const int size = model_.head_dim;
-    const Floats scale = all(model_.attn_scale);
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (layer.q_norm) normalise_head(heads, layer.q_norm, size, model_.norm_eps);
         rotate_head(heads, size, cosines_of(r), sines_of(r));
-        float* query = queries_.get() + ((size_t)r * model_.heads + head) * size;
-        for (int d = 0; d < size; d += kLanes) store(query + d, load(heads + d) * scale);
+        const size_t query = (size_t)r * model_.heads + head;
+        const float scale = dot_scale(heads, size);
+        store_codes(heads, size, scale, queries_.get() + query * size);
+        query_scales_.get()[query] = scale * (model_.attn_scale * kBinaryLog);
     }
 }
 
 void Decoder::finish_key(int layer, int head, float* heads) {
     const int size = model_.head_dim;
     const float* norm = model_.layer[layer].k_norm;
-    uint16_t* keys = model_.keys + cache_at(layer, head);
+    int16_t* keys = model_.keys + cache_at(layer, head);
+    alignas(64) int16_t codes[kMaxHeadDim];
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (norm) normalise_head(heads, norm, size, model_.norm_eps);
         rotate_head(heads, size, cosines_of(r), sines_of(r));
-        for (int d = 0; d < size; d += kLanes) {
-            alignas(64) uint16_t halves[kLanes];
-            store_halves(halves, as_half_range(load(heads + d)));
-            for (int w = pass_->write_starts[r]; w < pass_->write_starts[r + 1]; ++w) {
-                const int64_t slot = pass_->writes[w], sub = slot / kSubBlock, token = slot % kSubBlock;
-                uint16_t* to = keys + sub * kSubBlock * size + token;
-                for (int i = 0; i < kLanes; ++i) to[(d + i) * kSubBlock] = halves[i];
-            }
-        }
+        const float scale = dot_scale(heads, size);
+        store_codes(heads, size, scale, codes);
+        for (int w = pass_->write_starts[r]; w < pass_->write_starts[r + 1]; ++w)
+            store_key(keys, pass_->writes[w], codes, scale);
     }
 }
 
 void Decoder::finish_value(int layer, int head, float* heads) {
     const int size = model_.head_dim;
-    uint16_t* values = model_.values + cache_at(layer, head);
-    for (int r = 0; r < pass_->rows; ++r, heads += size)
+    int16_t* values = model_.values + cache_at(layer, head);
+    alignas(64) int16_t codes[kMaxHeadDim];
+    for (int r = 0; r < pass_->rows; ++r, heads += size) {
+        const float scale = value_scale(heads, size);
+        store_codes(heads, size, scale, codes);
         for (int w = pass_->write_starts[r]; w < pass_->write_starts[r + 1]; ++w)
-            for (int d = 0; d < size; d += kLanes)
-                store_halves(values + (int64_t)pass_->writes[w] * size + d, as_half_range(load(heads + d)));
+            store_value(values, pass_->writes[w], codes, scale);
+    }
+}
+
+void Decoder::store_key(int16_t* keys, int64_t slot, const int16_t* codes, float scale) const {
+    const int64_t token = slot % kSubBlock;
+    int16_t* sub_block = keys + slot / kSubBlock * sub_block_size(model_.head_dim);
+    for (int d = 0; d < model_.head_dim; d += 2)
+        std::memcpy(sub_block + d * kSubBlock + 2 * token, codes + d, 2 * sizeof(int16_t));
+    std::memcpy(sub_block + kSubBlock * model_.head_dim + 2 * token, &scale, sizeof(float));
+}
+
+void Decoder::store_value(int16_t* values, int64_t slot, const int16_t* codes, float scale) const {
+    const int64_t token = slot % kSubBlock, size = model_.head_dim;
+    int16_t *sub_block = values + slot / kSubBlock * sub_block_size(size), *to = sub_block + token / 2 * 2 * size + token % 2;
+    for (int d = 0; d < size; ++d) to[2 * d] = codes[d];
+    std::memcpy(sub_block + kSubBlock * size + 2 * token, &scale, sizeof(float));
 }
 
 // The next piece is taken while there is one in hand, so that its keys are on their way.
@@ -242,32 +257,25 @@ Walk Decoder::walk_of(int layer, const Attending& piece) const {
 }
 
 void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch) {
-    const int group = model_.heads / model_.kv_heads, size = model_.head_dim;
+    const int group = model_.heads / model_.kv_heads, size = model_.head_dim, queries = piece.rows * group;
     const Span& span = pass_->span[piece.span];
     const HeadCache cache = walk_of(layer, piece).cache;
-    for (int chunk = piece.chunk; chunk < piece.end; ++chunk) {
-        for (int z = 0; z < piece.rows * group; z += kQueryBlock) {
-            const int queries = std::min(kQueryBlock, piece.rows * group - z);
-            const float* q[kQueryBlock];
-            float* out[kQueryBlock];
-            int visible[kQueryBlock], slot[kQueryBlock];
-            Partial partial[kQueryBlock];
-            const bool later = chunk > piece.chunk;
-            for (int i = 0; i < queries; ++i) {
-                const int index = piece.first + (z + i) / group, row = pass_->span_rows[span.first + index];
-                const int head = piece.kv_head * group + (z + i) % group;
-                q[i] = queries_.get() + ((size_t)row * model_.heads + head) * size;
-                visible[i] = std::min(kChunk, span.start + index + 1 - chunk * kChunk);
-                slot[i] = (row * model_.heads + head) * slots_ + piece.chunk;
-                out[i] = later ? scratch + i * size : sums_.get() + (int64_t)slot[i] * size;
-            }
-            const AttendChunk attend = attend_with(queries, std::make_index_sequence<kQueryBlock>());
-            attend(cache, z ? nullptr : &prefetcher, chunk, q, visible, partial, out);
-            for (int i = 0; i < queries; ++i) {
-                if (!later) partials_[slot[i]] = partial[i];
-                else if (visible[i] > 0)
-                    join(partials_[slot[i]], sums_.get() + (int64_t)slot[i] * size, partial[i], out[i], size);
-            }
+    for (int z = 0; z < queries; z += kTileQueries) {
+        QueryTile tile(std::min(kTileQueries, queries - z), scratch);
+        int seen[kTileQueries];  // keys
+        for (int i = 0; i < tile.count; ++i) {
+            const int index = piece.first + (z + i) / group, row = pass_->span_rows[span.first + index];
+            const size_t query = (size_t)row * model_.heads + piece.kv_head * group + (z + i) % group;
+            const size_t slot = query * slots_ + piece.chunk;
+            std::memcpy(tile.codes + i * size, queries_.get() + query * size, size * sizeof(int16_t));
+            tile.scale[i] = query_scales_.get()[query];
+            tile.partial[i] = &partials_[slot];
+            tile.sums[i] = sums_.get() + slot * size;
+            seen[i] = span.start + index + 1;
+        }
+        for (int chunk = piece.chunk; chunk < piece.end; ++chunk) {
+            for (int i = 0; i < tile.count; ++i) tile.visible[i] = std::min(kChunk, seen[i] - chunk * kChunk);
+            attend_chunk(cache, z ? nullptr : &prefetcher, chunk, tile, chunk > piece.chunk);
         }
     }
 }
@@ -281,7 +289,7 @@ void Decoder::join_chunks(int me) {
         Partial all_keys = partials_[(size_t)i * slots_];
         float* sums = sums_of(row, head, 0);
         for (int c = 1; c < chunks; ++c)
-            join(all_keys, sums, partials_[(size_t)i * slots_ + c], sums_of(row, head, c), size);
+            join<exponential2>(all_keys, sums, partials_[(size_t)i * slots_ + c], sums_of(row, head, c), size);
         const Floats share_of_one = all(1.0f / all_keys.total);
         for (int d = 0; d < size; d += kGroup)
             attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * share_of_one,

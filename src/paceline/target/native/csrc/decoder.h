@@ -41,6 +41,8 @@ private:
     void finish_query(const Layer& layer, int head, float* heads);
     void finish_key(int layer, int head, float* heads);
     void finish_value(int layer, int head, float* heads);
+    void store_key(int16_t* keys, int64_t slot, const int16_t* codes, float scale) const;
+    void store_value(int16_t* values, int64_t slot, const int16_t* codes, float scale) const;
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
     void attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch);
@@ -50,7 +52,7 @@ private:
     void score(int me);
 
     int64_t cache_at(int layer, int kv_head) const {
-        return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * kSubBlock * model_.head_dim;
+        return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * sub_block_size(model_.head_dim);
     }
     const float* cosines_of(int row) const { return pass_->cosines + (size_t)row * (model_.head_dim / 2); }
     const float* sines_of(int row) const { return pass_->sines + (size_t)row * (model_.head_dim / 2); }
@@ -64,9 +66,11 @@ private:
     const Pass* pass_ = nullptr;
     std::vector<int> position_;            // of each row
     std::vector<Attending> attending_;
+    const int query_rows_;                 // rows of a span that attend together
     int slots_ = 1;                        // partial softmax results for each row and head
     Buffer<float> x_;                      // [rows][width_]: the residual stream
-    Buffer<float> queries_;                // [rows][heads][head_dim]
+    Buffer<int16_t> queries_;              // [rows][heads][head_dim]: codes
+    Buffer<float> query_scales_;           // [rows][heads]: of the codes, with that of attention, for powers of two
     Buffer<float> sums_;                   // [rows][heads][slots_][head_dim]
     std::vector<Partial> partials_;        // [rows][heads][slots_]
     Activations normed_, attended_, gated_, scored_;

@@ -3,10 +3,13 @@
 
 #include "formats.h"
 
-constexpr int kSubBlock = 16;   // tokens whose keys lie together, transposed: [head_dim][16]
+constexpr int kSubBlock = 16;   // tokens whose keys lie together, and whose values do
 constexpr int kChunk = 256;     // keys of one softmax; chunks are joined in order (online softmax)
 
 constexpr int kMaxHeadDim = 256;
+
+// 16-bit numbers in a sub-block of keys or of values: its codes and scales.
+constexpr int64_t sub_block_size(int head_dim) { return kSubBlock * (head_dim + 2); }
 
 struct Layer {
     Linear q, k, v, o, gate, up, down;
@@ -22,9 +25,10 @@ struct Model {
     const Layer* layer;
     Linear embed, head;
     const float* norm;
-    // The cache, in IEEE halves. Token t of a sub-block s, for each layer and KV head:
-    uint16_t* keys;      // [layers][kv_heads][sub_blocks][head_dim][16]
-    uint16_t* values;    // [layers][kv_heads][sub_blocks][16][head_dim]
+    // The cache, [layers][kv_heads][sub_blocks]: 16-bit codes as a dot product of pairs takes them, then a float for
+    // each of the 16 tokens, the scale of its codes.
+    int16_t* keys;       // codes [head_dim / 2][16][2]
+    int16_t* values;     // codes [8][head_dim][2]: of two tokens side by side
     int64_t sub_blocks;
 };
 

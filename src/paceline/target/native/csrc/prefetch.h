@@ -13,12 +13,16 @@ namespace PACELINE_PATH {
 
 // Keys and values of one layer and KV head.
 struct HeadCache {
-    const uint16_t *keys, *values;
+    const int16_t *keys, *values;
     const int32_t* table;
     int head_dim;
 
-    const uint16_t* keys_of(int sub) const { return keys + (int64_t)table[sub] * kSubBlock * head_dim; }
-    const uint16_t* values_of(int sub) const { return values + (int64_t)table[sub] * kSubBlock * head_dim; }
+    const int16_t* keys_of(int sub) const { return keys + table[sub] * sub_block_size(head_dim); }
+    const int16_t* values_of(int sub) const { return values + table[sub] * sub_block_size(head_dim); }
+    // Of the 16 tokens of a sub-block.
+    const float* scales_of(const int16_t* sub_block) const {
+        return reinterpret_cast<const float*>(sub_block + kSubBlock * head_dim);
+    }
 };
 
 // Chunks that are read one after the other, of each the keys and then the values.
@@ -42,7 +46,7 @@ public:
     }
 
     // The sub-block to prefetch while another one is read; the latter itself where nothing is left.
-    const uint16_t* while_reading(const uint16_t* read) {
+    const int16_t* while_reading(const int16_t* read) {
         if (owed_ > 0 && step()) {
             --owed_;
             for (int i = 0; i < walk_.cache.head_dim; i += 2) prefetch_early(at_ + i * kSubBlock);
@@ -84,6 +88,7 @@ private:
         }
         at_ = values_ ? walk_.cache.values_of(sub_) : walk_.cache.keys_of(sub_);
         ++sub_;
+        prefetch_early(walk_.cache.scales_of(at_));
         return true;
     }
 
@@ -91,7 +96,7 @@ private:
     bool waiting_ = false, values_ = true;  // as at the end of a walk
     int chunk_ = 0, sub_ = 0, stop_ = 0;
     int owed_ = kDistance;  // sub-blocks that the prefetch distance is short of
-    const uint16_t* at_ = nullptr;
+    const int16_t* at_ = nullptr;
 };
 
 }  // namespace PACELINE_PATH

@@ -34,6 +34,12 @@ private:
 #endif
 };
 
+PL_INLINE int32_t two_shorts(const int16_t* p) {
+    int32_t both;
+    std::memcpy(&both, p, 4);
+    return both;
+}
+
 PL_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 // Into the second level: so much of it that the first one would lose what is in use.
 PL_INLINE void prefetch_early(const void* address) { __builtin_prefetch(address, 0, 2); }
@@ -63,6 +69,19 @@ PL_INLINE Floats exponential(Floats x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, r * r, r + all(1.0f));
+    return p * power_of_two(to_ints(k));
+}
+
+// 2 ** x for x <= 0 or a little above; below -126 it stays at 2 ** -126. Exactly 1 at 0.
+PL_INLINE Floats exponential2(Floats x) {
+    x = max(x, all(-126.0f));
+    Floats k = nearest(x), r = x - k;
+    Floats p = all(1.3264727e-3f);
+    p = fma(p, r, all(9.6715126e-3f));
+    p = fma(p, r, all(5.5507337e-2f));
+    p = fma(p, r, all(2.4022242e-1f));
+    p = fma(p, r, all(6.9314698e-1f));
+    p = fma(p, r, all(1.0f));
     return p * power_of_two(to_ints(k));
 }
 

@@ -10,6 +10,7 @@ constexpr int kWide = 2;
 struct Floats { __m256 lo, hi; };
 struct Ints { __m256i lo, hi; };
 struct Codes { __m256i lo, hi; };
+struct Pairs { __m256i lo, hi; };
 
 PL_INLINE Floats zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 PL_INLINE Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -115,6 +116,27 @@ PL_INLINE __m256i crumbs_above(__m256i nibbles, __m256i crumbs) {
 template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
     return {crumbs_above<pair>(nibbles.lo, crumbs.lo), crumbs_above<pair>(nibbles.hi, crumbs.hi)};
+}
+PL_INLINE Pairs load_pairs(const int16_t* p) {
+    return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 16))};
+}
+PL_INLINE Pairs all_pairs(const int16_t* p) {
+    __m256i v = _mm256_set1_epi32(two_shorts(p));
+    return {v, v};
+}
+PL_INLINE __m256i dot_pairs(__m256i sum, __m256i a, __m256i b) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sum, a, b);
+#else
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#endif
+}
+PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+    return {dot_pairs(sum.lo, a.lo, b.lo), dot_pairs(sum.hi, a.hi, b.hi)};
+}
+PL_INLINE void store_shorts(int16_t* p, Ints a) {
+    __m256i mixed = _mm256_packs_epi32(a.lo, a.hi);  // of each, the lower four, then the upper four
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 template <int bits>
 PL_INLINE __m256i dot_half(__m256i sum, __m256i w, __m256i x) {

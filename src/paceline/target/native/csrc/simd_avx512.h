@@ -10,6 +10,7 @@ constexpr int kWide = 4;
 struct Floats { __m512 v; };
 struct Ints { __m512i v; };
 struct Codes { __m512i v; };      // 64 unsigned bytes: four for each of 16 outputs
+struct Pairs { __m512i v; };      // 32 signed 16-bit numbers: two for each lane
 
 PL_INLINE Floats zeros() { return {_mm512_setzero_ps()}; }
 PL_INLINE Floats all(float x) { return {_mm512_set1_ps(x)}; }
@@ -76,6 +77,13 @@ PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
                             : _mm512_srli_epi16(crumbs.v, 2 * pair - 4);
     return {_mm512_or_si512(nibbles.v, _mm512_and_si512(two, _mm512_set1_epi8(0x30)))};
 }
+PL_INLINE Pairs load_pairs(const int16_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE Pairs all_pairs(const int16_t* p) { return {_mm512_set1_epi32(two_shorts(p))}; }
+PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+    asm("vpdpwssd %2,%1,%0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // compilers copy and spill the sums of the intrinsic
+    return sum;
+}
+PL_INLINE void store_shorts(int16_t* p, Ints a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 typedef int32_t __attribute__((may_alias)) FourBytes;
 // Lane i: sum + the dot product of its four codes with the four signed bytes at x. bits: how large codes are.
 template <int bits>

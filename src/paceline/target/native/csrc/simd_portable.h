@@ -12,6 +12,7 @@ constexpr int kWide = 2;
 struct Floats { float v[16]; };
 struct Ints { int32_t v[16]; };
 struct Codes { uint8_t v[64]; };
+struct Pairs { int16_t v[32]; };
 
 #define PL_LANES for (int i = 0; i < 16; ++i)
 
@@ -77,6 +78,18 @@ PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* x) {
     PL_LANES for (int j = 0; j < 4; ++j) sum.v[i] += w.v[4 * i + j] * x[j];
     return sum;
 }
+
+PL_INLINE Pairs load_pairs(const int16_t* p) { Pairs r; std::memcpy(r.v, p, 64); return r; }
+PL_INLINE Pairs all_pairs(const int16_t* p) {
+    Pairs r;
+    PL_LANES { r.v[2 * i] = p[0]; r.v[2 * i + 1] = p[1]; }
+    return r;
+}
+PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+    PL_LANES sum.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+    return sum;
+}
+PL_INLINE void store_shorts(int16_t* p, Ints a) { PL_LANES p[i] = (int16_t)a.v[i]; }
 
 #undef PL_LANES
 
