@@ -47,7 +47,7 @@ def test_advice_for_a_file_of_conversations(
     with pytest.raises(SystemExit) as end:
         main(["advise", *given, "--requests", "4", "--max-tokens", "48", *written])
     assert end.value.code in (0, None)
-    assert "tokens per pass" in capsys.readouterr().out
+    assert "tokens per" in capsys.readouterr().out
     advice = json.loads(figures.read_text())
     by_route = {one["route"]: one for one in advice["routes"]}
     assert set(by_route) == {"chat", "tools"}
