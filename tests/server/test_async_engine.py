@@ -79,6 +79,7 @@ def a_context() -> Any:
         deadline=None,
         arrived=0.0,
         outputs=[],
+        tool_prediction=None,
         route=SimpleNamespace(name="default"),
         check_prompt_length=lambda tokens: None,
     )
