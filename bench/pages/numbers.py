@@ -14,7 +14,7 @@ from bench.pages import gpu
 from bench.pages.readme import best_peer, of_mode, pooled, throughput
 from bench.peers.systems import precision
 from bench.results_folder import Result
-from bench.runs import rows as run_rows
+from bench.runs.arms import OURS as RUNS_OURS
 from bench.table import Table, number, spread
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
@@ -41,24 +41,39 @@ def page() -> str:
 
 def whole_runs() -> Lines:
     """Nothing where none was measured."""
-    lines = []
-    for result in reversed(results_folder.read("runs")):
-        equal = result["texts"]
-        lines += [
-            f"{result['machine']['model']}: {result['opening']}; {equal['equal']} of {equal['compared']} "
-            "answers equal plain decoding.",
-            "",
-            *Table.of(run_rows.COLUMNS, result["rows"]).markdown(),
-            *Table.of(run_rows.RATIOS, result["ratios"]).markdown(),
-        ]
-    head = [
+    results = list(reversed(results_folder.read("runs")))
+    if not results:
+        return []
+    openings = [
+        f"{result['machine']['model']}: {result['opening']}, {result['texts']['equal']} of "
+        f"{result['texts']['compared']} answers equal plain decoding."
+        for result in results
+    ]
+    head = ["model", "caches", "seconds of all runs", "against", "times faster"]
+    return [
         "## How long does an agent's run take?",
         "",
         "Recorded conversations replayed turn by turn over HTTP, on the same GGUF file. Cold: new processes. "
-        "Seen: new processes, after an earlier one has read the system prompts and tools.",
+        "Seen: new processes, after an earlier one has read the system prompts and tools. "
+        + " ".join(openings),
         "",
+        *Table(head, [row for result in results for row in _against_servers(result)]).markdown(),
     ]
-    return [*head, *lines] if lines else []
+
+
+def _against_servers(result: Result) -> list[list[str]]:
+    """A row for each state of the caches and each other server."""
+    seconds = {(row["state"], row["arm"]): row["run_s"] for row in result["rows"]}
+    return [
+        [
+            result["machine"]["model"],
+            ratio["state"],
+            spread(seconds[ratio["state"], RUNS_OURS], 1),
+            f"{ratio['arm']}: {spread(seconds[ratio['state'], ratio['arm']], 1)}",
+            spread(ratio),
+        ]
+        for ratio in result["ratios"]
+    ]
 
 
 def is_it_faster() -> Lines:
