@@ -28,7 +28,7 @@ from bench import machine, pages, results_folder, workload
 from bench.table import Column, Table
 from paceline.server.tool_prediction.conversation import Conversation, canonical, read_arguments
 from paceline.server.tool_prediction.predictor import ToolCallPredictor
-from paceline.server.tool_prediction.service import MAX_CALLS, MIN_PROBABILITY
+from paceline.server.tool_prediction.tool_predictions import MAX_CALLS, MIN_PROBABILITY
 
 RESULT: Final = "prefetch"
 SETS: Final = {

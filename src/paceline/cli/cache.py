@@ -77,7 +77,7 @@ def warm(
         raise SettingError("cache_disk_mb", 0, "more than 0")
     from paceline.llm import LLM
     from paceline.server.routes import load
-    from paceline.server.warm import prepared, read_warm_prompt, route_prompts
+    from paceline.server.warm_prompts import prepared, read_warm_prompt, route_prompts
     from paceline.web import api_keys
 
     prompts = [read_warm_prompt(path) for path in file or ()]

@@ -5,7 +5,7 @@ app.py           paths, middleware, lifespan
 openai/          one file for each endpoint: the owner of a request
 admission.py     API key, route, limits, priority, deadline: a RequestContext
 routes.py        the routes file
-warm.py          prompts that are read into the cache before anybody sends them
+warm_prompts.py  prompts that are read into the cache before anybody sends them
 async_engine.py  AsyncEngine and the thread that runs the engine
 estimates_saver.py  the controller's estimates outlive the server
 access_log.py    the figures of a request in its line

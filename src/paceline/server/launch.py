@@ -30,7 +30,7 @@ from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.server.telemetry.route_accounting import RouteAccounting
-from paceline.server.warm import WarmPrompt, route_prompts, warm
+from paceline.server.warm_prompts import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder

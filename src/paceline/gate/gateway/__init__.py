@@ -6,7 +6,7 @@ config            gate.yaml: upstreams and routes, reloaded on change
 request_context   one request: body, route, conversation, attempts, end
 proxy             choice of upstreams, retries, streaming event by event
 upstream_client   requests to upstreams, pooled
-upstream_reader   metrics of upstreams that are compared
+metrics_poller    metrics of upstreams that are compared
 mirror            second legs: who is sampled, how they are sent, pairs
 store_writer      writes to the store from a thread of its own
 circuit_breaker   the breaker of an upstream, the retry budget of a route

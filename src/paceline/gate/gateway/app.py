@@ -20,13 +20,13 @@ from paceline import __version__
 from paceline.errors import ShuttingDown, short
 from paceline.gate.gateway.config import GateConfig, GateFile, Route
 from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.metrics_poller import MetricsPoller
 from paceline.gate.gateway.mirror import Mirror
 from paceline.gate.gateway.proxy import Proxy
 from paceline.gate.gateway.request_context import PATHS, RequestContext, conversation_of, request_usage
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.gateway.store_writer import StoreWriter
 from paceline.gate.gateway.upstream_client import UpstreamClient, listed_models, request_headers
-from paceline.gate.gateway.upstream_reader import UpstreamReader
 from paceline.gate.pair import Feedback, Pair
 from paceline.gate.promotion import Plan, Promoter
 from paceline.gate.store import GateStore, Rollout, Served
@@ -100,7 +100,7 @@ class GateApp:
             self.promoter = promoter(store, lambda: self.config().plans, self._rollout_changed)
         self.proxy = Proxy(self.client, self.metrics, self.spans, self._candidate_share, self._rng)
         self.mirror = Mirror(self.client, self.metrics, self.spans, self._save_pair, self._rng)
-        self.reader = UpstreamReader(self.client, self.config, self.metrics, self._save_window)
+        self.reader = MetricsPoller(self.client, self.config, self.metrics, self._save_window)
         self._in_flight: Counter[str] = Counter()  # user requests by route
         self._config: GateConfig | None = None
         self._models: tuple[float, list[Any]] = (float("-inf"), [])

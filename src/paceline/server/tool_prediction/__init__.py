@@ -1,12 +1,12 @@
 """Predicted tool calls: what an answer will call, before it is written.
 
-conversation.py  a chat's messages: past calls, and the places that values can come from
-linear_model.py  logistic regression over hashed features, in a table of fixed size
-predictor.py     ToolCallPredictor: the memory of one tenant; predicts whole calls and learns from answers
-service.py       ToolPredictions: predictors by tenant, in one thread; ToolPrediction: of one request
+conversation.py          a chat's messages: past calls, and the places that values can come from
+logistic_regression.py   logistic regression over hashed features, in a table of fixed size
+predictor.py             ToolCallPredictor: the memory of one tenant; predicts calls, learns from answers
+tool_predictions.py      ToolPredictions: predictors by tenant, in one thread; ToolPrediction: of one request
 """
 
-from paceline.server.tool_prediction.service import (
+from paceline.server.tool_prediction.tool_predictions import (
     PredictionRequest,
     ToolPrediction,
     ToolPredictions,

@@ -1,7 +1,7 @@
 """Predicts the next tool calls of a chat from earlier chats of one tenant.
 
 As in PASTE (arXiv 2603.18897), two things repeat in an agent's runs: which call follows which, and where its
-arguments come from. Here both are logistic regressions that learn from every answer (linear_model.py):
+arguments come from. Here both are logistic regressions that learn from every answer (logistic_regression.py):
 
 1. names: is this tool called in the answer? From the last events, the user's words, the calls so far.
 2. values: is this value the tool's argument? Candidates come from sources that were right before
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline.server.tool_prediction.conversation import Conversation, canonical
-from paceline.server.tool_prediction.linear_model import LinearModel, crossed, feature, logit
+from paceline.server.tool_prediction.logistic_regression import LogisticRegression, crossed, feature, logit
 
 Function = Mapping[str, Any]  # of a tool: name, parameters
 Calls = Sequence[tuple[str, Mapping[str, Any]]]  # names and arguments
@@ -85,9 +85,9 @@ class ToolCallPredictor:
 
     def __init__(self) -> None:
         self._tools: dict[str, dict[str, _Argument]] = {}  # the tools called so far, the newest last
-        self._names = LinearModel()
-        self._values = LinearModel()
-        self._calls = LinearModel(rate=0.2)
+        self._names = LogisticRegression()
+        self._values = LogisticRegression()
+        self._calls = LogisticRegression(rate=0.2)
 
     def predict(self, chat: Conversation, tools: Mapping[str, Function]) -> "Forecast":
         """tools: those whose calls may be predicted, by name."""

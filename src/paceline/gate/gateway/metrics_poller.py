@@ -23,7 +23,7 @@ class _Reading(NamedTuple):
     counters: UpstreamCounters
 
 
-class UpstreamReader:
+class MetricsPoller:
     """Off the users' path: an upstream without metrics, or one that is slow to give them, costs nobody time.
 
     clock: monotonic seconds.

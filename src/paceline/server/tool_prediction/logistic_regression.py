@@ -35,7 +35,7 @@ def logit(probability: float) -> float:
     return math.log(probability / (1.0 - probability))
 
 
-class LinearModel:
+class LogisticRegression:
     """256 KiB whatever it learns."""
 
     def __init__(self, rate: float = 0.6) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.gate.gateway import upstream_reader
+from paceline.gate.gateway import metrics_poller
 from paceline.gate.gateway.config import load
 from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.metrics_poller import MetricsPoller
 from paceline.gate.gateway.upstream_client import UpstreamClient
-from paceline.gate.gateway.upstream_reader import UpstreamReader
 from paceline.gate.store import GateStore
 from paceline.gate.upstream_metrics import UpstreamWindow
 from support.servers import IDLE_S, until
@@ -43,7 +43,7 @@ def test_the_growth_of_both_arms_becomes_a_window_where_both_tell_it(tmp_path: P
             client.configure(config.upstreams)
             client.start()
             metrics = GateMetrics(lambda: client.states)
-            reader = UpstreamReader(client, lambda: config, metrics, lambda *given: saved.append(given))
+            reader = MetricsPoller(client, lambda: config, metrics, lambda *given: saved.append(given))
             alone.metrics = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 50\n'
             for base.metrics, cand.metrics in (
                 (page(1000, 0, 0), page(500, 40, 80)),
@@ -68,7 +68,7 @@ def test_the_growth_of_both_arms_becomes_a_window_where_both_tell_it(tmp_path: P
 
 
 def test_a_running_gate_reads_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_reader, "WINDOW_S", 0.02)
+    monkeypatch.setattr(metrics_poller, "WINDOW_S", 0.02)
     url = str(tmp_path / "gate.db")
     with upstream("base") as base:
         base.metrics = page(100, 0, 0)
