@@ -26,7 +26,7 @@ from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
 from support import SUPPORT
-from support.models import FAMILIES, save_reference, some_tokens
+from support.models import WRITTEN, save_reference, some_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
@@ -161,7 +161,7 @@ def test_vllm_drafts_what_we_draft(kind: str, place: Place, tmp_path: Path) -> N
         assert abs(vllm - here) <= len(ASKED)  # the last round of an answer may reach past its end
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WRITTEN)
 def test_vllm_computes_what_we_compute(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path, hidden_size=192, head_dim=32)  # vLLM derives a qwen2's head_dim
     weights, tokens = load_weights(tmp_path), some_tokens(60)

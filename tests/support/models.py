@@ -12,7 +12,10 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 T = TypeVar("T")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+# As Transformers names them; `yarn` is a qwen3, `phi4_mini` a phi3 with LongRoPE on a part of each head.
+WRITTEN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "yarn")  # a folder can be written of them
+TRAINED = (*WRITTEN, "phi3", "phi4_mini")  # training knows them
+FAMILIES = (*TRAINED, "gemma2", "qwen3_moe", "mixtral")
 VOCAB = 131
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
 
@@ -38,7 +41,26 @@ _LLAMA3 = {
 }
 
 
-def reference_config(family: str, **other: int) -> Any:
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+
+
+def longrope(rotated: int) -> dict[str, Any]:
+    """LongRoPE with other divisors for each frequency, and others still within 32 tokens."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": [1.0 + 0.75 * i for i in range(rotated // 2)],
+        "short_factor": [1.0 + 0.25 * i for i in range(rotated // 2)],
+        "original_max_position_embeddings": 32,
+    }
+
+
+def reference_config(family: str, **other: Any) -> Any:
     """other: sizes to take in place of the usual ones."""
     import transformers as hf
 
@@ -51,11 +73,36 @@ def reference_config(family: str, **other: int) -> Any:
         return hf.Qwen2Config(**sizes, tie_word_embeddings=True)
     if family == "qwen3":
         return hf.Qwen3Config(**sizes)
+    if family == "yarn":
+        return hf.Qwen3Config(**sizes, rope_parameters=_YARN)
+    if family in ("phi3", "phi4_mini"):
+        sizes |= {
+            "num_attention_heads": 4,
+            "hidden_size": 64,
+            "original_max_position_embeddings": 32,
+            **other,
+        }
+        del sizes["head_dim"]
+        head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+        if family == "phi3":
+            return hf.Phi3Config(**{"sliding_window": 24, "pad_token_id": 0, **sizes})
+        rope = longrope(3 * head_dim // 4) | {"partial_rotary_factor": 0.75}
+        return hf.Phi3Config(**sizes, rope_parameters=rope, tie_word_embeddings=True, pad_token_id=0)
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2}
+    if family == "qwen3_moe":
+        widths = {"moe_intermediate_size": 44, "mlp_only_layers": [1]}
+        return hf.Qwen3MoeConfig(**{**experts, **widths, **sizes})
+    if family == "mixtral":
+        return hf.MixtralConfig(**{**experts, **sizes})
+    if family == "gemma2":
+        caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+        return hf.Gemma2Config(**{"sliding_window": 16, "query_pre_attn_scalar": 20, **caps, **sizes})
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    return hf.Gemma3TextConfig(**sizes, sliding_window=16, layer_types=kinds, query_pre_attn_scalar=20)
+    gemma3 = {"sliding_window": 16, "layer_types": kinds, "query_pre_attn_scalar": 20}
+    return hf.Gemma3TextConfig(**{**gemma3, **sizes})
 
 
-def save_reference(family: str, folder: Path, **other: int) -> Any:
+def save_reference(family: str, folder: Path, **other: Any) -> Any:
     """A random model of the family, saved as a folder; every weight matters, norms and biases too."""
     from transformers import AutoModelForCausalLM
 
@@ -68,7 +115,7 @@ def save_reference(family: str, folder: Path, **other: int) -> Any:
             if weight.dim() == 1:
                 weight += 0.3 * torch.randn(weight.shape, generator=generator)
             else:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5)
     model.save_pretrained(folder)
     return model
 

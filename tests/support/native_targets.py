@@ -241,6 +241,10 @@ MIX: Mapping[str, tuple[str, str]] = {
     "ffn_gate": ("Q4_1", "Q4_K"),
     "ffn_up": ("Q4_1", "Q5_K"),
     "ffn_down": ("Q8_0", "Q6_K"),
+    "ffn_gate_inp": ("F32", "F32"),
+    "ffn_gate_exps": ("Q4_1", "Q4_K"),
+    "ffn_up_exps": ("Q4_1", "Q5_K"),
+    "ffn_down_exps": ("Q8_0", "Q6_K"),
 }
 
 
@@ -274,11 +278,12 @@ def tiny_model(
         if name.endswith("norm.weight"):
             values *= 0.3
             values += 1
-        elif values.ndim == 2:
-            values *= 0.5 if name == "token_embd.weight" else values.shape[1] ** -0.5
+        elif values.ndim > 1:
+            values *= 0.5 if name == "token_embd.weight" else values.shape[-1] ** -0.5
         else:
             values *= 0.3
-    kinds = {name: kind or mixed(name) for name, values in weights.items() if values.ndim == 2}
+    kinds = {name: kind or mixed(name) for name, values in weights.items() if values.ndim > 1}
+    kinds |= {name: "F32" for name in kinds if "ffn_gate_inp" in name}  # as converters leave it
     return tiny_gguf.write(path, family, weights, kinds, sizes.settings(family), **text)
 
 

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.errors import CacheFull
-from paceline.target.eager.rope import frequencies
+from paceline.target.eager.rope import amplitudes, frequencies
 from paceline.target.kv.cache import PagedCache, TorchKVMemory
 from paceline.target.kv.radix_tree import Node
 from paceline.target.native.library import GROUP
 from paceline.target.native.target import NativeTarget
+from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import load
 from paceline.types import common_prefix
 from support.native_targets import Doubles, Floats, Packed, as_taken
@@ -253,8 +254,8 @@ class FloatReference:
         self._weights: dict[str, Floats] = {}
         for name, tensor in weights.tensors.items():
             values = tensor.numpy()
-            self._weights[name] = eight_bits(values) if int8 and values.ndim == 2 else values
-        self._frequencies = frequencies(self.shape.rope, self.shape.head_dim).numpy()
+            rounded = int8 and values.ndim == 2 and not name.endswith("router")
+            self._weights[name] = eight_bits(values) if rounded else values
 
     def run(self, tokens: list[int]) -> Doubles:
         """Logits [rows, vocab] after every token."""
@@ -264,17 +265,43 @@ class FloatReference:
         return self.scores(x)
 
     def embedded(self, tokens: list[int]) -> Doubles:
-        return self._weights["embed"][tokens].astype(np.float64)
+        return self._weights["embed"][tokens].astype(np.float64) * self.shape.embed_scale
 
     def layer(self, layer: int, x: Doubles) -> Doubles:
         """One layer over the rows of a whole sequence."""
-        x = x + self._attention(layer, x)
+        x = x + self._maybe_norm(self._attention(layer, x), f"layers.{layer}.post_attn_norm")
         normed = self._norm(x, f"layers.{layer}.ffn_norm")
-        gate, up = (self._times(normed, f"layers.{layer}.{part}") for part in ("gate", "up"))
-        return x + self._times(gate / (1 + np.exp(-gate)) * up, f"layers.{layer}.down")
+        made = (
+            self._mixture(layer, normed)
+            if self.shape.sparse(layer)
+            else self._network(normed, f"layers.{layer}.")
+        )
+        return x + self._maybe_norm(made, f"layers.{layer}.post_ffn_norm")
+
+    def _network(self, x: Doubles, name: str) -> Doubles:
+        gate, up = (self._times(x, name + part) for part in ("gate", "up"))
+        inner = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        slope = gate if self.shape.activation == "silu" else inner
+        return self._times(gate / (1 + np.exp(-slope)) * up, name + "down")
+
+    def _mixture(self, layer: int, x: Doubles) -> Doubles:
+        """Every expert for every row, most of them times zero."""
+        experts = self.shape.experts
+        assert experts is not None
+        logits = x @ self._weights[f"layers.{layer}.router"].astype(np.float64).T
+        shares = np.exp(logits - logits.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        shares[shares < np.sort(shares)[:, -experts.used, None]] = 0
+        if experts.renormalise:
+            shares /= shares.sum(-1, keepdims=True)
+        made = np.zeros_like(x)
+        for expert in range(experts.count):
+            made += shares[:, expert, None] * self._network(x, f"layers.{layer}.experts.{expert}.")
+        return made
 
     def scores(self, x: Doubles) -> Doubles:
-        return self._times(self._norm(x, "norm"), "head" if "head" in self._weights else "embed")
+        logits = self._times(self._norm(x, "norm"), "head" if "head" in self._weights else "embed")
+        return _capped(logits, self.shape.logit_softcap)
 
     def _attention(self, layer: int, x: Doubles) -> Doubles:
         shape, rows = self.shape, len(x)
@@ -283,13 +310,19 @@ class FloatReference:
         if f"layers.{layer}.q_norm" in self._weights:
             q, k = self._norm32(q, f"layers.{layer}.q_norm"), self._norm32(k, f"layers.{layer}.k_norm")
         repeat = shape.heads // shape.kv_heads
-        queries, keys = (codes * scales for codes, scales in map(_dot_codes, map(self._rotated, (q, k))))
+        local = shape.local(layer)
+        rope = shape.local_rope or shape.rope if local else shape.rope
+        queries, keys = (codes * scales for codes, scales in (_dot_codes(_rotated(x, rope)) for x in (q, k)))
         values, value_scales = _value_codes(v)
         keys, values, value_scales = (
             np.repeat(each, repeat, axis=0) for each in (keys, values, value_scales)
         )
         scores = queries @ keys.swapaxes(1, 2) * (shape.attn_scale or shape.head_dim**-0.5)
-        scores[:, ~np.tri(rows, dtype=bool)] = -np.inf
+        scores = _capped(scores, shape.attn_softcap)
+        seen = np.tri(rows, dtype=bool)
+        if local:
+            seen &= ~np.tri(rows, k=-shape.window, dtype=bool)
+        scores[:, ~seen] = -np.inf
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         found = np.zeros_like(queries)
         for chunk in (slice(i, i + CHUNK) for i in range(0, rows, CHUNK)):
@@ -322,11 +355,22 @@ class FloatReference:
         scaled: Doubles = x / rms * self._weights[name]
         return scaled
 
-    def _rotated(self, x: Floats) -> Floats:
-        angles = (np.arange(x.shape[1], dtype=np.float32)[:, None] * self._frequencies).astype(np.float64)
-        a, b = np.split(x, 2, axis=-1)
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+    def _maybe_norm(self, x: Doubles, name: str) -> Doubles:
+        return self._norm(x, name) if name in self._weights else x
+
+
+def _rotated(x: Floats, rope: Rope) -> Floats:
+    steps, scaled = frequencies(rope, x.shape[-1]).numpy(), amplitudes(rope, x.shape[-1])
+    angles = (np.arange(x.shape[1], dtype=np.float32)[:, None] * steps).astype(np.float64)
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    if scaled is not None:
+        cos, sin = cos * scaled.numpy(), sin * scaled.numpy()
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def _capped(x: Doubles, cap: float) -> Doubles:
+    return cap * np.tanh(x / cap) if cap else x
 
 
 def _sum_of_squares(x: Floats) -> Floats:

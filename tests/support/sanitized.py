@@ -83,6 +83,8 @@ def passes(path: str, folder: Path) -> None:
         tiny_model(folder / "mixed.gguf", "qwen3", tied=False),
         tiny_model(folder / "odd.gguf", "qwen2", "Q4_0", sized(32, 7, 1, 96, 61)),
         tiny_model(folder / "floats.gguf", "llama", "F16", sized(64, 3, 1, 45, 50)),
+        tiny_model(folder / "windows.gguf", "gemma2", "Q8_0", sized(32, 4, 2, 96, 50)),
+        tiny_model(folder / "experts.gguf", "qwen3moe", "Q4_0", sized(32, 4, 2, 96, 50)),
     ]
     for model in models:
         dtype = "int8" if model.stem == "floats" else "auto"
@@ -113,12 +115,33 @@ def blocks(path: str) -> None:
                 runner.logits_at(places)
 
 
+def pages(path: str, folder: Path) -> None:
+    """Written, read by several threads, damaged, and read again."""
+    model = tiny_model(folder / "pages.gguf", "qwen2", "Q4_0", sized(32, 4, 2, 96, 50))
+    prompt = some_tokens(150, seed=3, vocab=50)
+    native_module.NativeKVMemory.make_ready = lambda *_: None  # type: ignore[method-assign]
+    for found, threads in ((0, 1), (149, 3), (64, 3)):
+        target = native_target(model, path, threads=threads)
+        target.add_disk_cache(folder / "kv", 64 << 20, "m")
+        target.open(Seq("s", prompt, len(prompt)))
+        assert target.restore("s", 60) == (found, False)
+        target.forward([Feed("s", prompt[found:], scored=False)])
+        target.keep("s", len(prompt))
+        target.close("s")
+        assert target.flush(60)
+        if found:
+            key = target._cache.disk.keys("", prompt[:128])[2]  # type: ignore[union-attr]
+            (second,) = (folder / "kv").glob(f"*/{key.hex()}.page")
+            os.truncate(second, 5000)
+
+
 def parts(path: str, folder: Path) -> dict[str, Callable[[], None]]:
     return {
         "products": lambda: products(path),
         "odd rows": lambda: odd_rows(path),
         "passes": lambda: passes(path, folder),
         "blocks": lambda: blocks(path),
+        "pages": lambda: pages(path, folder),
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FF, VOCAB = 2, 256, 4, 2, 64, 512, 96
+EXPERTS, EXPERT_FF = 5, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,20 @@ EXTRA: Mapping[str, Mapping[str, int | float]] = {
         "attention.value_length": HEAD_DIM,
         "attention.sliding_window": 16,
     },
+    "gemma2": {
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.sliding_window": 16,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "qwen3moe": {
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "expert_count": EXPERTS,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": EXPERT_FF,
+    },
 }
 
 
@@ -78,10 +93,16 @@ def layer_shapes(family: str, sizes: Sizes = USUAL) -> dict[str, tuple[int, ...]
     }
     if family == "qwen2":
         shapes |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if family in ("qwen3", "gemma3"):
+    if family in ("qwen3", "qwen3moe", "gemma3"):
         shapes |= {"attn_q_norm.weight": (sizes.head_dim,), "attn_k_norm.weight": (sizes.head_dim,)}
-    if family == "gemma3":
+    if family in ("gemma2", "gemma3"):
         shapes |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
+    if family == "qwen3moe":
+        for part in ("gate", "up", "down"):
+            del shapes[f"ffn_{part}.weight"]
+        shapes["ffn_gate_inp.weight"] = (EXPERTS, width)
+        shapes |= {f"ffn_{part}_exps.weight": (EXPERTS, EXPERT_FF, width) for part in ("gate", "up")}
+        shapes["ffn_down_exps.weight"] = (EXPERTS, width, EXPERT_FF)
     return shapes
 
 

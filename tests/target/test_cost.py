@@ -8,17 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.target import cost
 from paceline.target.cost import CostMonitor, CostTable, confirmed_cost_table, cost_table, measure
+from paceline.target.eager.layer import FeedForward
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
+from paceline.target.weights.reader import load
 from paceline.testing import ToyTarget
 from paceline.types import NO_DRAFT, Feed, Round, Scores, Seq
-from support.models import CONFIG, random_weights
+from support.models import CONFIG, random_weights, save_reference
 
 
 @pytest.fixture
@@ -98,6 +101,7 @@ def test_a_cache_too_small_to_measure_in_measures_nothing() -> None:
 class Clocked(ToyTarget):
     """A target on a fake clock: pass i takes noise_of(i) milliseconds for each of its rows."""
 
+    disk_tier = False
     timed_contexts: tuple[int, ...] = (256,)
 
     def __init__(self, noise_of: Callable[[int], float] = lambda _: 1.0) -> None:
@@ -268,3 +272,60 @@ def test_two_processes_that_store_tables_lose_none(clocked: Clocked, tmp_path: P
     for thread in threads:
         thread.join()
     assert json.loads((tmp_path / "cost.json").read_text()) == {"a": 20, "b": 20}
+
+
+class RunningTarget(TorchTarget):
+    """Its passes take until their results are read: more rows take longer."""
+
+    now = 0.0
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        scores = super().forward(feeds, taps)
+        seconds = 0.01 * sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
+        return replace(scores, logits=LateLogits(self, seconds), running=True)  # type: ignore[arg-type]
+
+
+class LateLogits:
+    def __init__(self, target: RunningTarget, seconds: float) -> None:
+        self._target, self._seconds = target, seconds
+
+    def __getitem__(self, at: object) -> "LateLogits":
+        return self
+
+    def tolist(self) -> list[float]:
+        self._target.now += self._seconds
+        return [0.0]
+
+
+def test_a_pass_that_runs_beside_the_host_is_waited_for() -> None:
+    target = RunningTarget(random_weights(), CONFIG)
+    table = measure(target, clock=lambda: target.now)
+    assert table.ms[256] == {rows: pytest.approx(10 * rows) for rows in cost.ROWS}
+
+
+def test_timed_rows_of_a_mixture_use_experts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows touch more experts, and the curve sees what that costs."""
+    save_reference("mixtral", tmp_path, num_local_experts=16, num_hidden_layers=1)
+    target = TorchTarget(load(tmp_path), CONFIG)
+    used: dict[int, set[int]] = {}
+    rows = 0
+    run, forward = FeedForward.__call__, target.forward
+
+    def counted(self: FeedForward, x: Tensor) -> Tensor:
+        used.setdefault(rows, set()).add(id(self))
+        return run(self, x)
+
+    def noted(feeds: Sequence[Feed]) -> Scores:
+        nonlocal rows
+        rows = 1 + len(feeds[0].draft)
+        return forward(feeds)
+
+    monkeypatch.setattr(FeedForward, "__call__", counted)
+    monkeypatch.setattr(target, "forward", noted)
+    assert measure(target, budget=10.0).ms[256].keys() == {1, 2, 4, 8, 16}
+    touched = [len(used[count]) for count in (1, 2, 4, 8, 16)]
+    assert touched[0] == 2
+    assert touched == sorted(touched)
+    assert touched[-1] > 10

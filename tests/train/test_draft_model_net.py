@@ -12,13 +12,13 @@ from paceline.target.weights.reader import load
 from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.types import Draft, Feed, Seq
 from support.heads import tiny_weights
-from support.models import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
+from support.models import CONFIG, TRAINED, VOCAB, save_reference, some_tokens
 
 LENGTH, START = 60, 37
 BOUND = 1e-5  # of the largest logit
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
     save_reference(request.param, made)

@@ -17,7 +17,7 @@ from paceline.train.data import rollout
 from paceline.train.data.rollout import Job, Rollout, roll_out
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Seq
-from support.models import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
+from support.models import CONFIG, TRAINED, random_weights, save_reference, some_tokens
 
 EOS = frozenset({3, 77})
 NEW = 24
@@ -63,7 +63,7 @@ def test_answers_are_those_of_the_engine(sampled: bool) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TRAINED)
 def test_every_family(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     todo = jobs(sampled=False)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.errors import UnknownArchitecture
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Draft, Feed, Seq, Target
-from support.models import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
+from support.models import CONFIG, TRAINED, VOCAB, save_reference, some_tokens
 
 BOUND = 1e-5
 LENGTH = 80  # five windows of the tiny gemma
@@ -26,7 +27,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp(request.param)
     save_reference(request.param, folder)
@@ -78,3 +79,12 @@ def test_the_real_model_gives_the_rows_that_are_served(smollm2_path: Path) -> No
     weights = load(smollm2_path)
     dense = TrainDecoder(weights, "cpu", torch.float32)
     agree((TorchTarget(weights, CONFIG), dense), (0, 14, 29), weights.shape.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("family", "what"), [("gemma2", "soft-capping"), ("mixtral", "a mixture of experts")]
+)
+def test_settings_it_does_not_know_are_named(tmp_path: Path, family: str, what: str) -> None:
+    save_reference(family, tmp_path)
+    with pytest.raises(UnknownArchitecture, match=f"{family} family have {what}"):
+        TrainDecoder(load(tmp_path), "cpu", torch.float32)

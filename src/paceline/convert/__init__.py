@@ -8,10 +8,12 @@ dspark               block heads as DSpark
 eagle3               EAGLE-3 heads, in the speculators format and as published
 medusa               Medusa heads as published
 hf_model             models as Hugging Face folders
+onnx_decoder         models as ONNX files, for onnxruntime and browsers
 """
 
 from paceline.convert.export import METHODS, export
 from paceline.convert.hf_model import export_model
 from paceline.convert.import_head import import_
+from paceline.convert.onnx_decoder import export_onnx
 
-__all__ = ["METHODS", "export", "export_model", "import_"]
+__all__ = ["METHODS", "export", "export_model", "export_onnx", "import_"]

@@ -16,9 +16,9 @@ from paceline.atomic import remove_unfinished, replacing, write_json
 from paceline.convert.export import Dtype, known_word
 from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new
 from paceline.errors import UnknownArchitecture, UsageError
-from paceline.target.weights.hf_folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
+from paceline.target.weights.hf_folder import CONFIG, GEMMA_PARTS, HEAD, OUTER, PARTS
 from paceline.target.weights.model_config import ModelConfig, Rope
-from paceline.target.weights.reader import load
+from paceline.target.weights.reader import load, open_checkpoint
 from paceline.target.weights.safetensors import SINGLE, read_json
 
 if TYPE_CHECKING:
@@ -43,9 +43,18 @@ def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
         raise UsageError(f"{path.name} is a folder already: other engines load it as it is")
     known_word(dtype, Dtype)
     require_new(out)
+    require_writable(open_checkpoint(path).shape)
     weights = load(path)
     write_model(out, path, weights.shape, weights.tensors, getattr(torch, dtype))
     return out
+
+
+def require_writable(shape: ModelConfig) -> None:
+    if shape.architecture not in WRITABLE:
+        known = ", ".join(WRITABLE)
+        raise UnknownArchitecture(
+            f"models of the {shape.architecture} family cannot be written as a folder; known: {known}"
+        )
 
 
 def write_model(
@@ -58,6 +67,7 @@ def write_model(
     """source: the model of the weights, before training. tensors: by canonical name."""
     from safetensors.torch import save_file
 
+    require_writable(shape)
     if source.resolve() == folder.resolve():
         raise UsageError(f"{folder.name} is the model itself: give another folder for the trained one")
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +86,7 @@ def write_model(
 def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Under the names of the family's checkpoints."""
     gemma = shape.architecture == "gemma3"
-    parts = {ours: theirs for theirs, ours in (GEMMA3_PARTS if gemma else PARTS).items()}
+    parts = {ours: theirs for theirs, ours in (GEMMA_PARTS if gemma else PARTS).items()}
     outer = {ours: PREFIX + theirs for theirs, ours in OUTER.items()} | {"head": HEAD}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
@@ -142,6 +152,7 @@ def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
     return table
 
 
+WRITABLE: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
 WRITTEN_FOR: Final = "5.0.0"  # version of transformers: it distrusts the tokenizer of a folder without one
 
@@ -214,6 +225,16 @@ def _scaling(rope: Rope) -> dict[str, Any] | None:
         return None
     if rope.kind == "linear":
         return {"rope_type": "linear", "factor": rope.factor}
+    if rope.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": rope.factor,
+            "original_max_position_embeddings": rope.original_context,
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "truncate": rope.whole_bounds,
+            "attention_factor": rope.attention_factor,
+        }
     return {
         "rope_type": "llama3",
         "factor": rope.factor,

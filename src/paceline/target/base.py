@@ -17,6 +17,7 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     """A model loaded from disk: every capability, and what `cost` needs to time its passes."""
 
     timed_contexts: tuple[int, ...]  # tokens before the rows of a timed pass, ascending
+    disk_tier: bool  # its cache can keep pages on the disk
 
     def memory(self) -> Mapping[str, int]:
         """Bytes by use."""
@@ -44,6 +45,7 @@ class PagedTarget(ABC, Generic[F]):
     """Opens, keeps and closes sequences. A subclass adds `forward`, which records its feeds in `_feeds`."""
 
     timed_contexts: tuple[int, ...] = (256,)
+    disk_tier = False
     bytes_held: int
 
     def __init__(self, cache: PagedCache, max_context: int) -> None:

@@ -31,7 +31,7 @@ MAX_DIFFERENCE: Final = 1.15  # of two tables that agree: median over their cell
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
 DRIFT_PASSES: Final = 512
 MAX_EXTRAPOLATION: Final = 2  # times the largest measured context: beyond it the table says nothing certain
-_VERSION: Final = 2
+_VERSION: Final = 3
 _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
 
@@ -221,7 +221,7 @@ def _measure_at(target: ModelTarget, context: int, deadline: float, clock: Clock
     seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
     timings: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with target.noise(seq):
-        target.forward([Feed(seq.id, tokens[context : context + 1])])  # the first pass also allocates
+        target.forward([Feed(seq.id, tokens[context : context + 1])]).logits[-1:, :1].tolist()
         target.keep(seq.id, context)
         for _ in range(REPEATS):
             for rows in ROWS:
@@ -230,7 +230,8 @@ def _measure_at(target: ModelTarget, context: int, deadline: float, clock: Clock
                     continue
                 draft = Draft(tuple(tokens[context + 1 : context + rows]))
                 started = clock()
-                target.forward([Feed(seq.id, tokens[context : context + 1], draft)])
+                scores = target.forward([Feed(seq.id, tokens[context : context + 1], draft)])
+                scores.logits[-1:, :1].tolist()  # waits for a pass that runs beside the host
                 timings[rows].append((clock() - started) * 1000)
                 target.keep(seq.id, context)
     return timings

@@ -21,7 +21,7 @@ from paceline.target.cuda.target import CudaTarget, make_launcher
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
-from paceline.target.kv.disk_cache import default_folder
+from paceline.target.kv.disk_cache import cache_folder
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
 from paceline.target.native.packing import plan, unsupported_reason
@@ -32,6 +32,7 @@ from paceline.target.weights.tensors import fingerprint
 
 MAX_COPY_SHARE: Final = 0.75  # a copy that reads more bytes in a pass saves too little
 MIN_CACHE_MB: Final = 64  # of a copy
+DISK_TIER: Final = "only the native CPU engine keeps pages on the disk"
 GPU_SETTING: Final = "PACELINE_GPU"
 GPU_CHOICES: Final = ("auto", "cuda", "torch")
 GPU_WEIGHTS: Final[Mapping[str, WeightType]] = {  # by dtype, of the CUDA kernels
@@ -47,6 +48,16 @@ class _Unsupported(Exception):
 
 def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     """From a GGUF file or a folder: the native engine where it can, torch where it cannot."""
+    target = _load_target(path, config)
+    if config.cache_disk_mb and not target.disk_tier:
+        log.info(
+            "the KV cache of %s is not kept on the disk (cache_disk_mb): it runs on %s, and %s",
+            *(path.name, target.describe(), DISK_TIER),
+        )
+    return target
+
+
+def _load_target(path: Path, config: EngineConfig) -> ModelTarget:
     device, _ = placement(config)
     if device.type == "cuda" and config.dtype in GPU_WEIGHTS:
         return _on_gpu(path, config, device, GPU_WEIGHTS[config.dtype])
@@ -206,7 +217,7 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
         raise _Unsupported(str(error)) from error
     target = NativeTarget(checkpoint.shape, weights, weights_id, where, config)
     if config.cache_disk_mb:
-        folder = Path(config.cache_dir).expanduser() if config.cache_dir else default_folder()
+        folder = cache_folder(config.cache_dir)
         try:
             target.add_disk_cache(folder, config.cache_disk_mb << 20, path.stem)
         except OSError as error:

@@ -1,6 +1,7 @@
 """A batched decoder in plain torch, for training and rollouts; the engine uses target/.
 
-It knows all families of target/eager/decoder.py. The residual stream is float32 whatever the weights are.
+It knows all families of target/eager/decoder.py but those with experts or soft-capping. The residual stream
+is float32 whatever the weights are.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from paceline.errors import UnknownArchitecture
 from paceline.target.eager.rope import RopeTable, rotate
 from paceline.target.weights.model_config import ModelConfig, Weights
 
@@ -26,6 +28,7 @@ class TrainDecoder:
     """Weights that already have the device and dtype are shared, not copied."""
 
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
+        _require_known(weights.shape)
         self.shape, self.fingerprint = weights.shape, weights.fingerprint
         self.device, self.dtype = torch.device(device), dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in weights.tensors.items()}
@@ -42,7 +45,7 @@ class TrainDecoder:
 
     def local(self, layer: int) -> bool:
         """True if the layer attends to a sliding window only."""
-        return bool(self.shape.local_layers) and self.shape.local_layers[layer]
+        return self.shape.local(layer)
 
     def rotations(self, length: int) -> tuple[Rotation, Rotation]:
         """For global and local layers, positions 0 to length: each [length, head_dim]."""
@@ -98,6 +101,15 @@ class TrainDecoder:
         at = torch.arange(length, device=self.device)
         back = at[:, None] - at
         return (back >= 0) & (back < (window or length))
+
+
+def _require_known(shape: ModelConfig) -> None:
+    if shape.experts is not None or shape.attn_softcap or shape.logit_softcap:
+        what = "a mixture of experts" if shape.experts is not None else "soft-capping"
+        raise UnknownArchitecture(
+            f"models of the {shape.architecture} family have {what}, which training does not know: "
+            "train for another model"
+        )
 
 
 class Layer:

@@ -191,6 +191,17 @@ def test_one_call_gives_what_three_give(runner: CudaBlock) -> None:
         assert sure[i][: sizes[i]] == chains[1][i][: sizes[i]]
 
 
+def test_graphs_that_were_captured_ahead_give_the_same(runner: CudaBlock) -> None:
+    other = runner_of(net())
+    other.capture_usual()
+    results = []
+    for one in (runner, other):
+        filled, chains = one.draft_chains([], [text(one, 40)], SIZE, [(0, 3)], [SIZE])
+        results.append((filled[0].base.clone(), chains))
+    assert results[0][1] == results[1][1]
+    assert torch.equal(results[0][0], results[1][0])
+
+
 def in_parts(states: Mapping[int, Tensor], rows: Tensor) -> list[TapInput]:
     """The first row out of a longer pass; the rest of states that are not contiguous."""
     one_pass = dict(

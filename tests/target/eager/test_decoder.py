@@ -69,15 +69,25 @@ def test_prefill_then_decode_equals_transformers(pair: tuple[TorchTarget, Any], 
 
 def test_taps_are_the_outputs_of_layers(pair: tuple[TorchTarget, Any]) -> None:
     target, reference = pair
-    tokens = some_tokens(24)
+    tokens = some_tokens(44)
     with torch.inference_mode():
         theirs = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     target.open(Seq("taps", tokens, 1, tenant="taps"))
-    scores = target.forward([Feed("taps", tokens[:20], Draft(tuple(tokens[20:])))], taps=(0, 1))
+    scores = target.forward([Feed("taps", tokens[:40], Draft(tuple(tokens[40:])))], taps=(0, 1))
     target.close("taps")
     assert set(scores.hidden) == {0, 1}
     for layer, rows in scores.hidden.items():
         assert relative_error(rows, theirs[layer + 1][0]) < TINY_BOUND
+
+
+def test_longrope_within_the_original_context(tmp_path: Path) -> None:
+    """Transformers takes the divisors of short texts up to 32 tokens, paceline where none may be longer."""
+    reference = save_reference("phi4_mini", tmp_path)
+    target = TorchTarget(load(tmp_path), EngineConfig(device="cpu", cache_mb=16, max_model_len=32))
+    tokens = some_tokens(32)
+    assert relative_error(all_rows(target, tokens), reference_logits(reference, tokens)) < TINY_BOUND
+    longer = TorchTarget(load(tmp_path), EngineConfig(device="cpu", cache_mb=16, max_model_len=33))
+    assert relative_error(all_rows(longer, tokens), reference_logits(reference, tokens)) > 0.01
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.target.eager.layer import Layer, Store
+from paceline.target.eager.layer import FeedForward, Store
 from paceline.target.eager.linear import MAX_ROWS, PlainLinear, Product, RowTile, find_row_tile
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
@@ -54,7 +54,7 @@ def test_row_bits_of_a_tiny_model(tiny: TorchTarget, context: int) -> None:
     check_chain(tiny, context)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi4_mini", "gemma2", "qwen3_moe"])
 def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     target = TorchTarget(load(tmp_path, torch.float32), CONFIG)
@@ -65,14 +65,14 @@ def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
 def test_activations_do_not_depend_on_where_threads_cut() -> None:
     """Torch would give a third of 16 x 5000 elements to each of three threads, and cut rows to do so."""
     weights = random_weights(ff=5000)
-    layer = Layer(0, weights.shape, Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
-    layer.gate_up = layer.down = Unchanged()
+    network = FeedForward("layers.0.", "silu", Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
+    network.gate_up = network.down = Unchanged()
     gates = torch.randn(2 * MAX_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        alone = torch.cat([layer._feed_forward(row[None]) for row in gates])
-        assert all(torch.equal(layer._feed_forward(gates[:n]), alone[:n]) for n in range(2, len(gates)))
+        alone = torch.cat([network(row[None]) for row in gates])
+        assert all(torch.equal(network(gates[:n]), alone[:n]) for n in range(2, len(gates)))
     finally:
         torch.set_num_threads(threads)
 

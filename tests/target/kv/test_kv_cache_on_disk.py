@@ -174,6 +174,19 @@ def test_pages_come_one_at_a_time_and_may_be_left(folder: Path) -> None:
     assert cache.restore("t", 60) == (159, False)
 
 
+def test_where_the_disk_is_slow_the_system_fetches_what_comes_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request(started(folder), text(160))
+    fetched: list[int] = []
+    monkeypatch.setattr(DiskCache, "read_ahead", lambda self, pages: fetched.append(len(pages)))
+    for slow_s, expected in ((-1.0, [8, 7, 6, 5, 4, 3, 2, 1, 0]), (60.0, [])):
+        monkeypatch.setattr("paceline.target.kv.cache.SLOW_PAGE_S", slow_s)
+        fetched.clear()
+        assert request(started(folder), text(160)) == (0, 159)
+        assert fetched[1:] == expected
+
+
 def test_two_sequences_that_load_the_same_share_it(folder: Path) -> None:
     request(started(folder), text(160))
     cache = started(folder)
@@ -226,7 +239,9 @@ def test_the_walk_notices(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake
         for module in ("cache", "disk_cache"):
             monkeypatch.setattr(f"paceline.target.kv.{module}.page_key", ignores_what_came_before)
     elif mistake == "rows moved by one":
-        monkeypatch.setattr(memory, "load", lambda self, slot, rows, page: load(self, slot + 1, rows, page))
+        monkeypatch.setattr(
+            memory, "load", lambda self, slots, pages: load(self, [s + 1 for s in slots], pages)
+        )
     else:
         monkeypatch.setattr(memory, "save", lambda self, slot, rows, page: save(self, slot + 1, rows, page))
     with pytest.raises(AssertionError):

@@ -19,7 +19,7 @@ from paceline.target.native.target import PASS_ROWS, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 from support import examples
 from support.checks import check_chain, check_tree, check_two_sequences, same, story
-from support.models import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
+from support.models import CONFIG, open_with, random_tree, rows_in_one_pass, save_reference, some_tokens
 from support.native_targets import built, every_path, native_target, runnable, sized, tiny_model
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads
@@ -64,6 +64,26 @@ def test_many_heads_on_one_kv_head(seven: Path) -> None:
     for context in (14, 250, 530):
         check_chain(target, context, (2, 3, 16, 17, 33))
         check_tree(target, context, random_tree(20, 3, context, vocab=61))
+
+
+SETTINGS = {
+    "gemma3_text": {"sliding_window": 290},  # two frequencies, norms behind the products
+    "gemma2": {"sliding_window": 20},  # soft-capping
+    "qwen3_moe": {},  # a dense layer among those with experts
+}
+
+
+@pytest.mark.parametrize("family", SETTINGS)
+def test_every_setting_of_the_decoder(tmp_path: Path, family: str) -> None:
+    save_reference(family, tmp_path, head_dim=32, hidden_size=96, **SETTINGS[family])
+    target = native_target(tmp_path, dtype="int8", home=tmp_path / "home")
+    for context in (18, 284, 700):
+        check_chain(target, context, (2, 5, 16, 17, 70))
+    check_tree(target, 286, random_tree(20, 4, 1))
+    check_two_sequences(target)
+    paths = [native_target(tmp_path, path, dtype="int8", home=tmp_path / "home") for path in runnable()[:2]]
+    whole = story(target, 540)
+    assert all(same(story(other, 540), whole) for other in paths)
 
 
 @settings(max_examples=examples(60))

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,7 +19,6 @@ from paceline.target.load import load_draft, load_target
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Seq
-from support import tiny_gguf
 from support.models import CONFIG, open_with, rows_in_one_pass, save_reference
 from support.native_targets import SIZES, built, sized, tiny_model
 
@@ -65,6 +65,17 @@ def runs_on_torch(path: Path, caplog: pytest.LogCaptureFixture, config: EngineCo
     assert "\n" not in line
     assert line.startswith(f"{path.name} runs on torch")
     return line
+
+
+def test_a_disk_tier_that_is_not_there_is_said_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for dtype, disk_mb, lines in (("float32", 64, 1), ("float32", 0, 0), ("auto", 64, 0)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "paceline"):
+            config = replace(CONFIG, dtype=dtype, cache_disk_mb=disk_mb, cache_dir=str(model.parent / "kv"))
+            target = load_target(model, config)
+        said = [line for line in caplog.messages if "is not kept on the disk (cache_disk_mb)" in line]
+        assert len(said) == lines
+        assert target.disk_tier == (dtype == "auto")
 
 
 @pytest.mark.usefixtures("_no_compiler")
@@ -128,16 +139,11 @@ def test_a_processor_with_avx2_alone(model: Path, monkeypatch: pytest.MonkeyPatc
     assert target.path == "avx2"
 
 
-def test_an_unknown_family(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tiny_gguf.write(tmp_path / "g.gguf", "gemma3", kind="Q8_0")
-    assert "gemma3" in runs_on_torch(path, caplog)
-
-
-def test_sliding_windows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "sliding"
-    save_reference("mistral", folder, head_dim=32, sliding_window=16)
-    assert "sliding windows" in runs_on_torch(folder, caplog)
-    with pytest.raises(UsageError, match="sliding windows"):
+def test_experts_of_an_odd_width(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "mixture"
+    save_reference("mixtral", folder, head_dim=32)
+    assert "a width of 60: with experts" in runs_on_torch(folder, caplog)
+    with pytest.raises(UsageError, match="a width of 60"):
         load_target(folder, INT8)
 
 

@@ -28,8 +28,9 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Scarce:
     return Scarce(found)
 
 
-def test_a_pass_that_had_no_memory_can_be_run_again(scarce: Scarce, tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model.gguf")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3moe"])
+def test_a_pass_that_had_no_memory_can_be_run_again(scarce: Scarce, tmp_path: Path, family: str) -> None:
+    model = tiny_model(tmp_path / "model.gguf", family)
     plenty, target = (native_target(model, PATH) for _ in range(2))
 
     def scored() -> Tensor:

@@ -18,7 +18,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
-from support.models import save_reference, some_tokens
+from support.models import open_with, rows_in_one_pass, save_reference, some_tokens
 from support.native_targets import KINDS, SIZES, Doubles, every_path, native_target, sized, tiny_model
 from support.references import FloatReference, attend, attend_in_codes
 
@@ -73,6 +73,9 @@ CASES = {
     "heads of 32": ("qwen3", None, sized(32, 8, 2), True),
     "heads of 96": ("llama", "Q4_0", sized(96, 3, 3, 96, 17), False),
     "heads of 128": ("qwen2", "Q5_1", sized(128, 7, 1, 160, 33), True),
+    "gemma2": ("gemma2", None, SIZES, True),
+    "gemma3": ("gemma3", None, sized(256, 4, 1), True),
+    "experts": ("qwen3moe", None, SIZES, True),
 }
 
 
@@ -112,24 +115,37 @@ def test_sixteen_bits_are_nearer_than_half_precision(head_dim: int, kind: str) -
     assert np.linalg.norm(attend_in_codes(q, k, v) - exact) < np.linalg.norm(halves - exact)
 
 
-FOLDERS = {
+FOLDERS: dict[str, dict[str, int]] = {
     "llama": {},
     "qwen2": {"vocab_size": 96, "hidden_size": 128},
     "qwen3": {"head_dim": 64, "intermediate_size": 33},
     "mistral": {"num_key_value_heads": 3},
+    "yarn": {},
+    "phi4_mini": {"hidden_size": 128},
+    "phi3": {"hidden_size": 128, "sliding_window": 280},
+    "gemma2": {"num_hidden_layers": 2},
+    "gemma3_text": {"head_dim": 64},
+    "qwen3_moe": {"hidden_size": 96, "num_hidden_layers": 2},
+    "mixtral": {"hidden_size": 64, "intermediate_size": 70, "num_hidden_layers": 1},
 }
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FOLDERS)
 def test_float_weights_in_eight_bits(tmp_path: Path, family: str) -> None:
-    """Widths that are no multiple of a group, biases on every projection, frequencies of Llama 3."""
+    """Widths that are no multiple of a group, biases on every projection, every setting of the decoder."""
     save_reference(family, tmp_path, **{"head_dim": 32, **FOLDERS[family]})
     target = native_target(tmp_path, dtype="int8", home=tmp_path / "home")
     check_every_layer(target, tmp_path, 300, int8=True)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("window", [16, 280])
+def test_windows_over_several_chunks_of_keys(tmp_path: Path, window: int) -> None:
+    save_reference("phi3", tmp_path, hidden_size=128, num_hidden_layers=1, sliding_window=window)
+    check_every_layer(native_target(tmp_path, dtype="int8", home=tmp_path / "home"), tmp_path, 600, int8=True)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_logits_are_near_those_of_torch(tmp_path: Path, case: str) -> None:
     family, kind, sizes, tied = CASES[case]
     model = tiny_model(tmp_path / "m.gguf", family, kind, sizes, tied)
@@ -149,6 +165,21 @@ def test_smollm2_is_near_torch(smollm2_path: Path) -> None:
     ours, theirs = all_rows(target, tokens)[0], all_rows(torch_target, tokens)[0]
     assert cosines(ours, theirs).min() > 0.995
     assert (ours.argmax(1) == theirs.argmax(1)).mean() > 0.85
+
+
+@pytest.mark.gemma
+def test_gemma_is_near_torch(gemma_path: Path) -> None:
+    """Behind a prompt longer than its window of 512."""
+    from paceline.paths import home
+
+    target = native_target(gemma_path, home=home(), cache_mb=64)
+    torch_target = TorchTarget(load(gemma_path, torch.float32), EngineConfig(device="cpu", cache_mb=64))
+    tokens = some_tokens(640, vocab=target.vocab_size)
+    logits = []
+    for each in (target, torch_target):
+        open_with(each, "s", tokens[:600])
+        logits.append(rows_in_one_pass(each, "s", 600, tokens[600:]).double().numpy())
+    assert cosines(*logits).min() > 0.99
 
 
 @pytest.mark.model

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 LIGHT = ("-O1", "-g1")
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *LIGHT)
 THREADS = ("-fsanitize=thread", *LIGHT)
-PARTS = ("products", "odd rows", "passes", "blocks")  # see sanitized.py
+PARTS = ("products", "odd rows", "passes", "blocks", "pages")  # see sanitized.py
 
 
 def runtime(name: str) -> str:

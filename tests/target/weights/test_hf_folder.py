@@ -230,10 +230,10 @@ def test_qwen_windows_only_where_switched_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "bert"}, "'bert'.*llama, mistral, qwen2, qwen3, gemma3"),
+        ({"model_type": "bert"}, "'bert'.*llama, mistral, mixtral, qwen2.*gemma3"),
         ({"model_type": ...}, "'None'.*llama"),
         ({"hidden_act": "relu"}, "relu"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "RoPE on a part"),
         ({"num_hidden_layers": 1}, r"layers\.1\."),
     ],

@@ -1,5 +1,6 @@
 import io
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from paceline.config import EngineConfig
 from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownModel
 from paceline.target.load import load_target
+from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.gguf import open_gguf
-from paceline.target.weights.model_config import Rope
-from paceline.target.weights.reader import half_rotation, load, load_embeddings
+from paceline.target.weights.model_config import ModelConfig, Rope
+from paceline.target.weights.reader import load, load_embeddings, rotation_order
 from support import examples, tiny_gguf
 
 
@@ -154,11 +156,32 @@ def test_nothing_of_the_file_stays_open(gguf_bytes: bytes, tmp_path: Path) -> No
     assert str(path) not in [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
 
 
+def of_heads(heads: int, head_dim: int, dims: int = 0, interleaved: bool = False) -> Checkpoint:
+    shape = ModelConfig("llama", 1, 8, heads, 1, head_dim, 8, 8, 64, 1e-5, Rope(1e4, dims=dims))
+    return Checkpoint("m", shape, {}, (), True, interleaved, 0.0, b"")
+
+
 @given(heads=st.integers(1, 4), half=st.integers(1, 8), width=st.integers(1, 5))
-def test_half_rotation_undoes_the_converter(heads: int, half: int, width: int) -> None:
+def test_rotation_order_undoes_the_converter(heads: int, half: int, width: int) -> None:
     rows = torch.randn(heads * 2 * half, width, generator=torch.Generator().manual_seed(0))
     interleaved = rows.view(heads, 2, half, width).transpose(1, 2).reshape(rows.shape)
-    assert torch.equal(half_rotation(interleaved, heads), rows)
+    order = rotation_order(of_heads(heads, 2 * half, interleaved=True), "layers.0.q")
+    assert order is not None
+    assert torch.equal(interleaved[order], rows)
+
+
+@given(heads=st.integers(1, 3), rotated=st.integers(1, 4), fixed=st.integers(1, 4))
+def test_rotated_dimensions_of_a_part_lie_half_a_head_apart(heads: int, rotated: int, fixed: int) -> None:
+    size, half = 2 * (rotated + fixed), rotated + fixed
+    checkpoint = of_heads(heads, size, dims=2 * rotated)
+    order = rotation_order(checkpoint, "layers.0.q")
+    assert order is not None
+    assert sorted(order.tolist()) == list(range(heads * size))
+    for head, dim in product(range(heads), range(rotated)):
+        at = order.tolist()[head * size :]
+        assert (at[dim], at[half + dim]) == (head * size + dim, head * size + rotated + dim)
+    assert rotation_order(checkpoint, "layers.0.v") is None
+    assert rotation_order(of_heads(heads, size), "layers.0.q") is None
 
 
 def test_no_such_path(tmp_path: Path) -> None:

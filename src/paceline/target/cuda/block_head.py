@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product, starmap
 from struct import Struct, calcsize
 from typing import Final, NamedTuple
 
@@ -478,6 +478,13 @@ class CudaBlock(BlockRunner):
         sure = torch.stack([start.block.hidden[start.slot] for start in starts])
         logits: Floats = (base + pairs @ w.markov_out.float().T).numpy(force=True)
         return logits, (sure + pairs @ w.sure_pair).tolist()
+
+    def capture_usual(self) -> None:
+        """Captures the graphs of usual drafts ahead of the first one. With an empty input they do nothing."""
+        reads, fill = (0, *BUCKETS[:2]), _bucket(self.shape.block)
+        steps = [count for count in STEPS if count <= self.shape.block]
+        for kind in (*starmap(DraftKind, product(reads, [fill], steps)), *map(DraftKind, BUCKETS)):
+            self._run(kind)
 
     def replay_last_draft(self) -> None:
         """The kernels of the last draft alone, for benchmarks."""

@@ -39,7 +39,7 @@ from paceline.target.cuda.batch import PassRows, SequenceRows
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.packing import FORMATS, UNIT_INPUTS, PackedFormat
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
-from paceline.target.eager.rope import frequencies
+from paceline.target.eager.rope import amplitudes, frequencies
 from paceline.target.kv.cache import TorchKVMemory
 from paceline.target.weights.model_config import ModelConfig
 from paceline.types import Bits, Sampler
@@ -291,7 +291,9 @@ def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> 
     """Cosines and sines, [position, head_dim / 2]: the same numbers as the eager decoder's."""
     steps = frequencies(shape.rope, shape.head_dim).to(device)
     angles = torch.arange(max_context, dtype=torch.float32, device=device)[:, None] * steps
-    return angles.double().cos().float(), angles.double().sin().float()
+    cos, sin = angles.double().cos().float(), angles.double().sin().float()
+    scaled = amplitudes(shape.rope, shape.head_dim)
+    return (cos, sin) if scaled is None else (cos * scaled.to(device), sin * scaled.to(device))
 
 
 @dataclass(frozen=True, slots=True)

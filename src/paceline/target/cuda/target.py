@@ -94,8 +94,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         kind: WeightType = "bf16",
     ) -> None:
         """launcher: None: the GPU that the configuration names."""
-        self.shape, self._config = weights.shape, config
-        shape = weights.shape
+        shape = weights.shape.within(config.max_model_len)
+        self.shape, self._config = shape, config
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         encoded = cast(MutableMapping[str, EncodedMatrix], weights.encoded)
         device = placement(config)[0] if launcher is None else launcher.device
@@ -136,7 +136,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             return None
         dense = own.kernels <= DENSE
         launcher = self._launcher if dense else make_launcher(self.shape, self._config)
-        return CudaBlock(
+        runner = CudaBlock(
             shape,
             head.draft_ids,
             head.weights,
@@ -146,6 +146,9 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             launcher,
             self.max_context,
         )
+        if launcher.device.type == "cuda":
+            runner.capture_usual()
+        return runner
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         """Returns once the pass is on its way: whoever reads the tokens waits for it.

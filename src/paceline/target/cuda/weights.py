@@ -14,7 +14,7 @@ from paceline.target.cuda.packing import pack_fp8, pack_gguf, quantise_fp8, unpa
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.tensors import EncodedMatrix
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 HEAD_DIMS: Final = (64, 128)
 VOCAB_TILE: Final = 64  # tokens of the output matrix that one block computes
 WeightType = Literal["bf16", "int8", "fp8", "gguf"]
@@ -25,6 +25,8 @@ INPUT_GROUP: Final[dict[WeightType, int]] = {  # inputs a warp takes at a time
 
 def unsupported_reason(shape: ModelConfig, names: Collection[str], kind: WeightType = "bf16") -> str | None:
     """Why the kernels cannot run this model; None: they can."""
+    if shape.experts is not None:
+        return "the kernels know no mixtures of experts"
     parts = {name.rpartition(".")[2] for name in names}
     if shape.architecture not in FAMILIES or parts & {"post_attn_norm", "post_ffn_norm"}:
         return f"the kernels do not know the architecture {shape.architecture}"

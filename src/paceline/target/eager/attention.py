@@ -15,6 +15,9 @@ from torch import Tensor
 from paceline.target.eager.linear import RowTile
 
 KEY_TILE: Final = 256  # keys are read and summed in tiles of this many, from position 0 on
+# Elements torch computes in one thread (gelu; 32768 for others). It cuts longer tensors anywhere, and the
+# elements left over at a cut get a scalar function, which rounds unlike the vector one.
+SERIAL: Final = 25600
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Heads:
     head_dim: int
     scale: float
     window: int  # keys a local layer sees, a row's own included; 0: no layer is local
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +137,37 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
     beforehand: a library may scale a product before or after the sum.
     """
     grouped = (q * heads.scale).reshape(heads.kv_heads, -1, heads.head_dim)
-    out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask)
+    out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask, heads.softcap)
     return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)
 
 
-def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _scores(q: Tensor, k: Tensor, mask: Tensor, cap: float) -> Tensor:
+    if not cap:
+        return torch.baddbmm(mask, q, k.transpose(1, 2))
+    return softcap(torch.bmm(q, k.transpose(1, 2)), cap).add_(mask)
+
+
+def softcap(scores: Tensor, cap: float) -> Tensor:
+    """cap * tanh(scores / cap), in place; scores: contiguous, on a CPU a multiple of a vector's width."""
+    size = SERIAL if scores.device.type == "cpu" else scores.numel()
+    for part in torch.split(scores.view(-1), size):
+        part.div_(cap).tanh_().mul_(cap)
+    return scores
+
+
+def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float) -> Tensor:
     """A CPU's softmax sums in one order however long the row is; its bare exponential rounds by position."""
-    weight = torch.baddbmm(mask, q, k.transpose(1, 2)).softmax(-1)
+    weight = _scores(q, k, mask, cap).softmax(-1)
     out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for part in _tiles(k)[1:]:
         out.baddbmm_(weight[:, :, part], v[:, part])
     return out
 
 
-def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float) -> Tensor:
     """A GPU's softmax and products sum in an order that may depend on the length: give them whole tiles."""
     tiles = _tiles(k)
-    scores = torch.stack([torch.baddbmm(mask[:, :, at], q, k[:, at].transpose(1, 2)) for at in tiles])
+    scores = torch.stack([_scores(q, k[:, at], mask[:, :, at], cap) for at in tiles])
     weight = scores.sub_(scores.amax((0, -1), keepdim=True)).exp_()  # [tiles, kv_heads, rows, KEY_TILE]
     out = torch.bmm(weight[0], v[:, tiles[0]])
     total = weight[0].sum(-1, keepdim=True)

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.base import TargetEmbeddings
-from paceline.target.eager.attention import KEY_TILE, Heads, Layout, Span, attend
-from paceline.target.eager.layer import Layer, Store
+from paceline.target.eager.attention import KEY_TILE, Heads, Layout, Span, attend, softcap
+from paceline.target.eager.layer import Layer, Store, group_rows
 from paceline.target.eager.linear import (
     CUDA_TILE,
     GroupedLinear,
@@ -70,6 +70,7 @@ class Decoder:
             shape.head_dim,
             shape.attn_scale or shape.head_dim**-0.5,
             shape.window if any(shape.local_layers) else 0,
+            shape.attn_softcap,
         )
         self.tile = self.attention_tile = RowTile(CUDA_TILE)
         if device.type == "cpu":
@@ -107,7 +108,14 @@ class Decoder:
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.shape.vocab_size)
-        return self._head(self._norm(x).to(self.dtype)).float()
+        logits = self._head(self._norm(x).to(self.dtype)).float()
+        return self._capped(logits) if self.shape.logit_softcap else logits
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """Row by row, each in a buffer of its own: a vector function may round by where an element lies."""
+        missing = -logits.shape[1] % KEY_TILE
+        rows = [softcap(F.pad(row, (0, missing)), self.shape.logit_softcap) for row in logits]
+        return torch.stack(rows)[:, : logits.shape[1]]
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
         x = F.embedding(self._ints(tokens), self._embed).to(torch.float32)
@@ -126,20 +134,29 @@ class Decoder:
     @torch.inference_mode()
     def _settle_tiles(self) -> None:
         """Tries attention and one of each shape of matrix; what needs its rows in groups gets them so."""
-        shape, sample = self.shape, self._layers[0]
-        widths = {"qkv": shape.width, "o": shape.heads * shape.head_dim}
-        widths |= {"gate_up": shape.width, "down": shape.ff_width}
+        shape = self.shape
+        widths = {"o": shape.heads * shape.head_dim, "down": shape.ff_width}
+        if shape.experts is not None:
+            widths["expert down"] = shape.experts.ff_width
         self.attention_tile = find_row_tile(self._sample_attention())
-        sizes = []
-        for name, width in widths.items():
-            tile = find_row_tile(Product(getattr(sample, name), (width,), self.dtype))
-            for layer in self._layers if tile.exact else ():
-                layer.group_rows(name, tile.size)
-            sizes.append(tile.size)
+        holders: dict[str, list[tuple[object, str]]] = {}
+        for layer in self._layers:
+            for kind, holder, name in layer.products():
+                holders.setdefault(kind, []).append((holder, name))
+        sizes = {}
+        for kind, alike in holders.items():
+            sample: Linear = getattr(*alike[0])
+            tile = find_row_tile(Product(sample, (widths.get(kind, shape.width),), self.dtype))
+            for holder, name in alike if tile.exact else ():
+                group_rows(holder, name, tile.size)
+            sizes[kind] = tile.size
         tile = find_row_tile(Product(self._head, (shape.width,), self.dtype))
         if tile.exact:
             self._head = GroupedLinear(self._head, tile.size)
-        self.tile = RowTile(max(*sizes, tile.size))
+        for layer in self._layers:
+            if layer.mixture is not None:
+                layer.mixture.tile = RowTile(max(sizes["expert gate_up"], sizes["expert down"]))
+        self.tile = RowTile(max(*sizes.values(), tile.size))
 
     def _sample_attention(self) -> Product:
         """Three times the same result: from one tile of keys, and from more that are masked."""

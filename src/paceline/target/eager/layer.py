@@ -1,20 +1,24 @@
-"""One decoder layer: attention, then a gated feed-forward network, each added to the residual stream."""
+"""One decoder layer: attention, then a gated feed-forward network or a mixture of such, each added to the
+residual stream."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.target.eager.attention import Layout, attend_spans
-from paceline.target.eager.linear import GroupedLinear, Linear, bytes_of, make_linear
+from paceline.target.eager.attention import SERIAL, Layout, attend_spans
+from paceline.target.eager.linear import (
+    CUDA_TILE,
+    GroupedLinear,
+    Linear,
+    RowTile,
+    bytes_of,
+    make_linear,
+)
 from paceline.target.eager.rope import rotate
-from paceline.target.weights.model_config import ModelConfig
-
-# Elements torch computes in one thread (gelu; 32768 for silu). It cuts longer tensors anywhere, and the
-# elements left over at a cut get a scalar exponential, which rounds unlike the vector one.
-_SERIAL: Final = 25600
+from paceline.target.weights.model_config import Experts, ModelConfig
 
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: see rope.rotate
 
@@ -76,7 +80,7 @@ class Store:
 class Layer:
     def __init__(self, index: int, shape: ModelConfig, store: Store) -> None:
         name = f"layers.{index}."
-        self.local = bool(shape.local_layers) and shape.local_layers[index]
+        self.local = shape.local(index)
         self._dtype, self._eps = store.dtype, shape.norm_eps
         self._heads, self._kv_heads, self._head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self._attn_norm = store.norm(name + "attn_norm")
@@ -85,13 +89,16 @@ class Layer:
         self.o = store.linear(name + "o")
         self._post_attn_norm = store.maybe_norm(name + "post_attn_norm")
         self._ffn_norm = store.norm(name + "ffn_norm")
-        self.gate_up = store.linear(name + "gate", name + "up")
-        self.down = store.linear(name + "down")
+        self.mixture = None
+        if shape.experts is not None and shape.sparse(index):
+            self.mixture = Mixture(name, shape.experts, shape.activation, store)
+        self.feed_forward = self.mixture or FeedForward(name, shape.activation, store)
         self._post_ffn_norm = store.maybe_norm(name + "post_ffn_norm")
-        self._activate = _ACTIVATIONS[shape.activation]
 
-    def group_rows(self, name: str, rows: int) -> None:
-        setattr(self, name, GroupedLinear(getattr(self, name), rows))
+    def products(self) -> Iterator[tuple[str, object, str]]:
+        """Of every product a name shared by those of one shape, its holder, and the holder's attribute."""
+        yield from (("qkv", self, "qkv"), ("o", self, "o"))
+        yield from self.feed_forward.products()
 
     def __call__(
         self, x: Tensor, layout: Layout, rotation: Rotation, keys: Tensor, values: Tensor
@@ -106,15 +113,63 @@ class Layer:
         q, k = qk[: self._heads], qk[self._heads :]
         seen = layout.restore(attend_spans(q, k, v, keys, values, layout, self.local))
         _add(x, self.o(seen.to(self._dtype)), self._post_attn_norm)
-        _add(x, self._feed_forward(self._ffn_norm(x).to(self._dtype)), self._post_ffn_norm)
+        _add(x, self.feed_forward(self._ffn_norm(x).to(self._dtype)), self._post_ffn_norm)
         return k, v
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+
+class FeedForward:
+    """A gated network (arXiv 2002.05202)."""
+
+    def __init__(self, name: str, activation: str, store: Store) -> None:
+        self.gate_up = store.linear(name + "gate", name + "up")
+        self.down = store.linear(name + "down")
+        self._activate = _ACTIVATIONS[activation]
+
+    def products(self, kind: str = "") -> Iterator[tuple[str, object, str]]:
+        yield from ((kind + part, self, part) for part in ("gate_up", "down"))
+
+    def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        rows = max(1, _SERIAL // gate.shape[-1]) if x.device.type == "cpu" else len(x)
+        rows = max(1, SERIAL // gate.shape[-1]) if x.device.type == "cpu" else len(x)
         for part in torch.split(gate, rows):
             self._activate(part)
         return self.down(gate * up)
+
+
+class Mixture:
+    """A mixture of experts (arXiv 1701.06538), of which the router chooses some for each row.
+
+    An expert takes the rows that chose it together, padded to the row tile, and a row adds up its experts in
+    their order, so that its bits do not depend on the choices of other rows.
+    """
+
+    def __init__(self, name: str, experts: Experts, activation: str, store: Store) -> None:
+        self.tile = RowTile(CUDA_TILE)
+        self.router = store.linear(name + "router")
+        each = (f"{name}experts.{i}." for i in range(experts.count))
+        self._experts = [FeedForward(expert, activation, store) for expert in each]
+        self._used, self._renormalise = experts.used, experts.renormalise
+
+    def products(self) -> Iterator[tuple[str, object, str]]:
+        yield "router", self, "router"
+        for expert in self._experts:
+            yield from expert.products("expert ")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).float().softmax(-1).topk(self._used)
+        if self._renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros(x.shape, device=x.device)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, rank = (chosen == expert).nonzero(as_tuple=True)
+            padded = F.pad(rows, (0, self.tile.padded(len(rows)) - len(rows)))
+            made = self._experts[expert](x.index_select(0, padded))[: len(rows)].float()
+            out.index_add_(0, rows, made * weights[rows, rank, None])
+        return out
+
+
+def group_rows(holder: object, name: str, rows: int) -> None:
+    setattr(holder, name, GroupedLinear(getattr(holder, name), rows))
 
 
 def _qk_norm(name: str, shape: ModelConfig, store: Store) -> Tensor | None:

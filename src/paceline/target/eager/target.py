@@ -56,7 +56,7 @@ class TorchTarget(PagedTarget[_FeedRecord]):
         if device.type == "cpu" and config.threads:
             torch.set_num_threads(config.threads)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
-        self._decoder = Decoder(weights.shape, tensors, device)
+        self._decoder = Decoder(weights.shape.within(config.max_model_len), tensors, device)
         hardware.trim_heap()
         cache, self._kv = _make_cache(weights.shape, config.cache_mb, self._decoder)
         super().__init__(cache, weights.shape.max_context)

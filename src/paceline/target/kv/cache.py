@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from paceline.errors import CacheFull, SettingError
 from paceline.target.kv.disk_cache import MIN_ROWS, DiskCache, StoredPage
-from paceline.target.kv.page_file import Bytes, page_key
+from paceline.target.kv.page_file import Bytes, PageFile, PageStatus, page_key
 from paceline.target.kv.radix_tree import Node, RadixTree
 from paceline.target.weights.model_config import ModelConfig
 from paceline.types import CacheStats
@@ -20,6 +21,8 @@ BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
 MAX_REWRITES: Final = 4  # blocks that a sequence found in memory and writes to the disk again at its end
 LOADED_AT_ONCE: Final = 16  # pages, between two looks at the clock
+SLOW_PAGE_S: Final = 0.003  # to load a page: it was not in the system's memory, and those after it are not
+READ_AHEAD: Final = 64  # pages that the system then fetches while earlier ones are copied
 _MB: Final = 2**20
 
 
@@ -40,7 +43,7 @@ class KVMemory(Protocol):
     # A page holds the rows of a block from its first slot on, and nothing else that depends on anything.
     def page_bytes(self, rows: int) -> int: ...
     def save(self, slot: int, rows: int, page: Bytes) -> None: ...
-    def load(self, slot: int, rows: int, page: Bytes) -> None: ...
+    def load(self, slots: Sequence[int], pages: Sequence[PageFile]) -> list[PageStatus]: ...
 
 
 class TorchKVMemory:
@@ -74,10 +77,16 @@ class TorchKVMemory:
             for part, buffer in zip(self._parts(rows, page), (self.k, self.v), strict=True):
                 part[:] = buffer[:, :, slot : slot + rows]
 
-    def load(self, slot: int, rows: int, page: Bytes) -> None:
-        with torch.inference_mode():
-            for part, buffer in zip(self._parts(rows, page), (self.k, self.v), strict=True):
-                buffer[:, :, slot : slot + rows] = part
+    def load(self, slots: Sequence[int], pages: Sequence[PageFile]) -> list[PageStatus]:
+        return [self._load(slot, page) for slot, page in zip(slots, pages, strict=True)]
+
+    def _load(self, slot: int, file: PageFile) -> PageStatus:
+        page, rows = np.empty(file.nbytes, np.uint8), file.rows
+        if (status := file.read(page)) == PageStatus.WHOLE:
+            with torch.inference_mode():
+                for part, buffer in zip(self._parts(rows, page), (self.k, self.v), strict=True):
+                    buffer[:, :, slot : slot + rows] = part
+        return status
 
     def _parts(self, rows: int, page: Bytes) -> torch.Tensor:
         layers, heads, _, width = self.k.shape
@@ -240,7 +249,6 @@ class PagedCache:
         pages = self.disk.find(keys[-1], tokens[held * self.block :])
         if sum(len(page.tokens) for page in pages) < tail_rows + MIN_ROWS:
             return keys, deque()
-        self.disk.read_ahead(pages[LOADED_AT_ONCE:])
         return keys, deque(pages)
 
     def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
@@ -252,9 +260,13 @@ class PagedCache:
         while pages.stored:
             count = LOADED_AT_ONCE if seconds else 1
             some = [pages.stored.popleft() for _ in range(min(count, len(pages.stored)))]
+            began = perf_counter()
             if not self._load(seq_id, pages, some):
                 pages.stored.clear()
-            if perf_counter() >= deadline:
+            now = perf_counter()
+            if now - began > SLOW_PAGE_S * len(some) and self.disk is not None:
+                self.disk.read_ahead([pages.stored[i] for i in range(min(READ_AHEAD, len(pages.stored)))])
+            if now >= deadline:
                 break
         return len(pages.tokens), bool(pages.stored)
 
@@ -266,12 +278,9 @@ class PagedCache:
             for page in stored:
                 self.extend(seq_id, sum(len(p.tokens) for p in fitting) + len(page.tokens))
                 fitting.append(page)
-        blocks = pages.table[len(pages.tokens) // self.block :]
-
-        def place(index: int, content: Bytes) -> None:
-            self._rows.load(blocks[index] * self.block, len(fitting[index].tokens), content)
-
-        loaded = self.disk.load(fitting, place)
+        first = len(pages.tokens) // self.block
+        slots = [block * self.block for block in pages.table[first : first + len(fitting)]]
+        loaded = self.disk.load(fitting, lambda files: self._rows.load(slots, files))
         for page in fitting[:loaded]:
             self.append(seq_id, page.tokens)
             self._hits += len(page.tokens)

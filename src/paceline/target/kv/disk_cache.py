@@ -19,7 +19,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +29,20 @@ import numpy as np
 
 from paceline.atomic import locked, read_json, write_json
 from paceline.paths import home
-from paceline.target.kv.page_file import HEADER, Bytes, PageFormat, page_key, prefix_keys, root_key
+from paceline.target.kv.page_file import (
+    HEADER,
+    Bytes,
+    PageFile,
+    PageFormat,
+    PageStatus,
+    page_key,
+    prefix_keys,
+    root_key,
+)
 from paceline.types import DiskCacheStats
 
 QUEUE_BYTES: Final = 64 * 2**20  # pages that wait to be written
 MIN_ROWS: Final = 8  # of a page that is not a whole block: fewer are computed as fast
-READERS: Final = min(4, os.cpu_count() or 1)  # threads that read, check and copy pages
 RETRY_S: Final = 60.0  # without writing, after the disk was full or failed
 REFRESH_S: Final = 1.0  # between two looks at what other processes have written
 EXIT_S: Final = 5.0  # for pages in the queue when the process ends
@@ -49,8 +56,9 @@ _SECTOR: Final = 4096  # bytes: a file takes whole ones
 log = logging.getLogger("paceline")
 
 
-def default_folder() -> Path:
-    return home() / "kv"
+def cache_folder(setting: str | None = None) -> Path:
+    """setting: `cache_dir`."""
+    return Path(setting).expanduser() if setting else home() / "kv"
 
 
 class StoredPage(NamedTuple):
@@ -70,7 +78,7 @@ class _Write(NamedTuple):
 
 
 class DiskCache:
-    """Reads pages when it is called, with some threads, and writes them some time later, with another.
+    """Has pages read when it is called, and writes them some time later, in a thread of its own.
 
     One thread calls `find`, `load`, `offer` and `used`, which never raise: a page that cannot be read is a
     miss, one that cannot be written is dropped.
@@ -98,8 +106,6 @@ class DiskCache:
         if not (self._folder / _ABOUT).exists():
             write_json(self._folder / _ABOUT, {"model": name})
         self._writer = _Writer(self._files, self._folder, format, page_bytes(block))
-        self._pool = ThreadPoolExecutor(READERS, "paceline-disk-read")
-        self._buffers = threading.local()
         self._version = b""  # of the folder, when it was listed
         self._looked_at = -REFRESH_S
         self._hit_tokens = self._damaged = 0
@@ -156,40 +162,29 @@ class DiskCache:
                 return [*pages, StoredPage(parts[rows - 1], rest[:rows])]
         return pages
 
-    def load(self, pages: Sequence[StoredPage], place: Callable[[int, Bytes], None]) -> int:
-        """Reads pages of one prefix, several at once; gives how many are whole, from the first one on.
-
-        place: called in any thread with the index of a page and its rows, which are lent.
-        """
-
-        def read(index: int) -> bool:
-            rows = self._read(pages[index])
-            if rows is not None:
-                place(index, rows)
-            return rows is not None
-
-        whole = list(self._pool.map(read, range(len(pages))))
+    def load(
+        self, pages: Sequence[StoredPage], read: Callable[[Sequence[PageFile]], Sequence[PageStatus]]
+    ) -> int:
+        """Has pages of one prefix read; gives how many are whole, from the first one on."""
+        files = [
+            self._format.file(_path(self._folder, key), key, len(tokens), self._page_bytes(len(tokens)))
+            for key, tokens in pages
+        ]
+        whole = [self._usable(page, status) for page, status in zip(pages, read(files), strict=True)]
         count = whole.index(False) if False in whole else len(whole)
         self._hit_tokens += sum(len(page.tokens) for page in pages[:count])
         return count
 
-    def _read(self, page: StoredPage) -> Bytes | None:
-        """Its rows, in memory of this thread; None: it is gone or damaged."""
-        rows = len(page.tokens)
-        if not hasattr(self._buffers, "page"):
-            self._buffers.page = np.empty(self._page_bytes(self.block), np.uint8)
-        content: Bytes = self._buffers.page[: self._page_bytes(rows)]
-        try:
-            if self._format.read(_path(self._folder, page.key), page.key, rows, content):
-                return content
+    def _usable(self, page: StoredPage, status: PageStatus) -> bool:
+        if status == PageStatus.WHOLE:
+            return True
+        if status == PageStatus.DAMAGED:
             self._damaged += 1
             log.warning("a page of the KV cache on the disk is damaged: its tokens are computed again")
-        except FileNotFoundError:  # somebody has removed it, and perhaps others
+        elif status == PageStatus.MISSING:  # somebody has removed it, and perhaps others
             self._writer.known = set(_keys(self._folder))
-        except OSError:  # it is no file, or the disk fails
-            pass
         self._writer.remove(page.key)
-        return None
+        return False
 
     def read_ahead(self, pages: Sequence[StoredPage]) -> None:
         """Has the system fetch what is not in its memory, while earlier pages are copied."""

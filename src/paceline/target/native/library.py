@@ -29,7 +29,7 @@ FLAGS: Final = {
     "portable": ("-O1",),  # it is slow either way, and builds in a third of the time
 }
 VECTOR_CODE: Final = ("decoder", "block_head", "block_head_sample")  # compiled for the path
-PLAIN_CODE: Final = ("pack", "checksum")  # the same on all
+PLAIN_CODE: Final = ("pack", "page_file")  # the same on all
 CHOICES: Final = ("auto", "avx512", "avx2", "portable", "torch")
 
 # Packed formats and encodings, in the order of formats.h and pack.cpp.
@@ -51,7 +51,11 @@ ENCODINGS: Final = {
     "F32 to 4": "O4",
 }
 LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
-VECTORS: Final = ("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")
+EXPERT_LINEARS: Final = ("gate", "up", "down")
+VECTORS: Final = (
+    *("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm"),
+    *("post_attn_norm", "post_ffn_norm", "router"),
+)
 TILE: Final = 16
 GROUP: Final = 32
 UNIT: Final = 32
@@ -75,15 +79,18 @@ class Linear(c.Structure):
 class Layer(c.Structure):
     _fields_ = (
         *((name, Linear) for name in LINEARS),
-        *((name, c.c_void_p) for name in VECTORS),
+        *((name, c.c_void_p) for name in (*VECTORS, "experts")),
+        *((name, c.c_int32) for name in ("local", "reserved")),
     )
 
 
 class Model(c.Structure):
     _fields_ = (
         *((name, c.c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim")),
-        *((name, c.c_int32) for name in ("ff_width", "vocab")),
-        *((name, c.c_float) for name in ("norm_eps", "attn_scale")),
+        *((name, c.c_int32) for name in ("ff_width", "vocab", "window")),
+        *((name, c.c_int32) for name in ("experts", "experts_used", "renormalise", "gelu")),
+        *((name, c.c_float) for name in ("norm_eps", "attn_scale", "embed_scale")),
+        *((name, c.c_float) for name in ("attn_softcap", "logit_softcap")),
         ("reserved", c.c_int32),
         ("layer", c.c_void_p),
         ("embed", Linear),
@@ -96,9 +103,23 @@ class Model(c.Structure):
 class Pass(c.Structure):
     _fields_ = (
         *((name, c.c_int32) for name in ("rows", "spans", "scored", "taps", "copies", "layers")),
-        *((name, c.c_void_p) for name in ("tokens", "cosines", "sines", "span", "span_rows", "tables")),
+        *((name, c.c_void_p) for name in ("tokens", "cosines", "sines", "local_cosines", "local_sines")),
+        *((name, c.c_void_p) for name in ("span", "span_rows", "tables")),
         *((name, c.c_void_p) for name in ("write_starts", "writes", "copy", "scored_rows", "tap_layers")),
         *((name, c.c_void_p) for name in ("run_layers", "logits", "hidden")),
+    )
+
+
+class Runs(c.Structure):
+    _fields_ = (("at", c.c_void_p), *((name, c.c_int64) for name in ("count", "stride", "bytes")))
+
+
+class Page(c.Structure):
+    _fields_ = (
+        *((name, c.c_char_p) for name in ("path", "header")),
+        *((name, c.c_int32) for name in ("header_bytes", "checksum_at")),
+        ("parts", Runs * 2),
+        *((name, c.c_int32) for name in ("status", "reserved")),
     )
 
 
@@ -174,6 +195,7 @@ def _check_layout(library: c.CDLL) -> None:
     theirs = (c.c_int32 * len(ours))()
     library.paceline_block_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe block_model.h"
+    assert library.paceline_page_layout() == c.sizeof(Page), "library.py does not describe page_file.cpp"
 
 
 def chosen() -> str:
@@ -242,6 +264,8 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
     library.paceline_xxh64.restype = c.c_uint64
     library.paceline_xxh64.argtypes = (c.c_void_p, c.c_int64, c.c_uint64)
+    library.paceline_read_pages.restype = None
+    library.paceline_read_pages.argtypes = (c.c_void_p, c.POINTER(Page), c.c_int32)
     library.paceline_pack.restype = None
     library.paceline_pack.argtypes = (
         *(c.c_int, c.c_void_p, c.c_int64, c.c_int, c.c_void_p),

@@ -23,7 +23,7 @@ from paceline.target.native.library import (
 )
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.reader import half_rotation
+from paceline.target.weights.reader import rotation_order
 from paceline.target.weights.tensors import TensorEntry, read_raw, read_tensor
 
 Bytes = NDArray[np.uint8]
@@ -91,10 +91,8 @@ class PackedWeights:
 
 def unsupported_reason(shape: ModelConfig, tensors: Mapping[str, TensorEntry], quantise: bool) -> str | None:
     """Why a model cannot run natively, or None. quantise: whether float weights may be rounded."""
-    if shape.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
-        return f"the {shape.architecture} family is not known to it"
-    if any(shape.local_layers):
-        return "it knows no sliding windows"
+    if shape.experts is not None and shape.width % GROUP:
+        return f"a width of {shape.width}: with experts it knows multiples of {GROUP}"
     if shape.head_dim % GROUP or shape.head_dim > MAX_HEAD_DIM:
         return f"heads of {shape.head_dim}: expected a multiple of {GROUP}, at most {MAX_HEAD_DIM}"
     for name, entry in tensors.items():
@@ -228,18 +226,15 @@ def _raw_rows(entry: TensorEntry, encoding: str, pool: ThreadPoolExecutor) -> ND
 
 
 def _row_order(name: str, checkpoint: Checkpoint, rows: int) -> NDArray[np.int32]:
-    part, shape = name.rpartition(".")[2], checkpoint.shape
-    index = torch.arange(rows, dtype=torch.int32)
-    if checkpoint.interleaved and part in ("q", "k", "q_bias", "k_bias"):
-        index = half_rotation(index, shape.heads if part[0] == "q" else shape.kv_heads)
-    return index.numpy()
+    order = rotation_order(checkpoint, name)
+    return (torch.arange(rows) if order is None else order).to(torch.int32).numpy()
 
 
 def _vector(
     name: str, vector: Vector, checkpoint: Checkpoint, entry: TensorEntry, pool: ThreadPoolExecutor
 ) -> NDArray[np.float32]:
     values = np.zeros(vector.length, np.float32)
-    dense = read_tensor(entry, torch.float32, pool).numpy() + np.float32(
+    dense = read_tensor(entry, torch.float32, pool).flatten().numpy() + np.float32(
         checkpoint.norm_shift if name.endswith("norm") else 0.0
     )
     values[: entry.elements] = dense[_row_order(name, checkpoint, entry.elements)]

@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 import mmap
+import os
 import sys
 import threading
 import weakref
@@ -25,10 +26,10 @@ from paceline.heads.block import BlockConfig
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.target import hardware
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
-from paceline.target.eager.rope import frequencies
+from paceline.target.eager.rope import amplitudes, frequencies
 from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
 from paceline.target.kv.disk_cache import DiskCache
-from paceline.target.kv.page_file import PageFormat
+from paceline.target.kv.page_file import CHECKSUM, PageFile, PageFormat, PageStatus
 from paceline.target.native import library
 from paceline.target.native.batch import NativeBatch, ScratchBlocks
 from paceline.target.native.block_head import NativeBlock, unsupported_reason
@@ -36,7 +37,7 @@ from paceline.target.native.embeddings import PackedEmbeddings, packed_embedding
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packing import Bytes, PackedWeights
 from paceline.target.native.threads import ThreadPool
-from paceline.target.weights.model_config import ModelConfig, layer_share
+from paceline.target.weights.model_config import ModelConfig, Rope, layer_share
 from paceline.types import NO_DRAFT, Feed, Scores
 
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
@@ -60,13 +61,14 @@ class NativeTarget(PagedTarget[_FeedRecord]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
 
     invariant_rows = 2**31
+    disk_tier = True
     timed_contexts: tuple[int, ...] = (256, 2048)
 
     def __init__(
         self, shape: ModelConfig, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
     ) -> None:
         self.path = path
-        self.shape = shape
+        self.shape = shape = shape.within(config.max_model_len)
         self.vocab_size = shape.vocab_size
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self.fingerprint = fingerprint
@@ -74,15 +76,16 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         self.threads = config.threads or hardware.cores()
         blocks = blocks_in(config.cache_mb, shape, _CODE.itemsize, _SCALE.itemsize)
         spare = SPARE * config.max_batch
-        self._kv = NativeKVMemory(shape, blocks * BLOCK + spare * SUB_BLOCK)
+        self.pool = ThreadPool(path, self.threads)
+        self._kv = NativeKVMemory(shape, blocks * BLOCK + spare * SUB_BLOCK, self.pool)
         super().__init__(PagedCache(self._kv, blocks), shape.max_context)
         self._scratch = ScratchBlocks(blocks * BLOCK // SUB_BLOCK, spare)
-        self._rope = _RopeTable(shape)
-        self.pool = ThreadPool(path, self.threads)
+        self._rope = _RopeTable(shape.rope, shape.head_dim)
+        self._local_rope = _RopeTable(shape.local_rope, shape.head_dim) if shape.local_rope else self._rope
         self._lib = self.pool.lib
         self._embeddings = packed_embeddings(self._lib, shape, weights, fingerprint)
-        layers = _layers(shape, weights)
-        self._held = (weights, layers)  # referenced by C++
+        layers, experts = _layers(shape, weights)
+        self._held = (weights, layers, experts)  # referenced by C++
         model = _model(shape, weights, self._kv, layers)
         self._decoder = self._lib.paceline_open(ctypes.byref(model), self.pool.handle)
         if not self._decoder:
@@ -99,8 +102,9 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         """
         decides = [self.fingerprint, self._held[0].digest, library.source_digest(), self._kv.layout()]
         digest = sha256(json.dumps([*decides, sys.byteorder]).encode())
-        for table in self._rope.rows(range(ROPE_SAMPLE)):
-            digest.update(table.tobytes())
+        for rope in (self._rope, self._local_rope):
+            for table in rope.rows(range(ROPE_SAMPLE)):
+                digest.update(table.tobytes())
         xxh64 = self._lib.paceline_xxh64
         page_format = PageFormat(digest.digest(), lambda page: xxh64(page.ctypes.data, len(page), 0))
         self._cache.disk = disk = DiskCache(folder, page_format, limit, self._kv.page_bytes, BLOCK, name)
@@ -180,11 +184,14 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         logits = np.empty((scored, self.vocab_size), np.float32)
         hidden = np.empty((len(tapped), rows, self.shape.width), np.float32)
         cosines, sines = self._rope.rows(batch.positions)
+        local = self._local_rope.rows(batch.positions) if self.shape.local_rope else (cosines, sines)
         counts = np.fromiter(map(len, batch.writes), np.int32, rows)
         held = {
             "tokens": _ints(batch.tokens),
             "cosines": cosines,
             "sines": sines,
+            "local_cosines": local[0],
+            "local_sines": local[1],
             "span": _ints(batch.spans),
             "span_rows": _ints(batch.span_rows),
             "tables": _ints(batch.tables),
@@ -246,7 +253,8 @@ class NativeKVMemory:
     keys: NDArray[np.int16]
     values: NDArray[np.int16]
 
-    def __init__(self, shape: ModelConfig, slots: int) -> None:
+    def __init__(self, shape: ModelConfig, slots: int, pool: ThreadPool) -> None:
+        self._pool = pool
         self.sub_blocks = slots // SUB_BLOCK
         self._key_layout = _sub_block(shape.head_dim // 2, SUB_BLOCK, 2)
         self._value_layout = _sub_block(SUB_BLOCK // 2, shape.head_dim, 2)
@@ -305,10 +313,24 @@ class NativeKVMemory:
         for part in (keys, values):
             part["scales"][:, :, unused] = 0
 
-    def load(self, slot: int, rows: int, page: Bytes) -> None:
-        views = self._views(slot, rows)
-        for part, view in zip(_parts(page, views), views, strict=True):
-            view[:] = part
+    def load(self, slots: Sequence[int], pages: Sequence[PageFile]) -> list[PageStatus]:
+        """By all threads of the pass: each reads a page to its place and checks it (csrc/page_file.cpp)."""
+        reads = (library.Page * len(pages))()
+        for read, slot, page in zip(reads, slots, pages, strict=True):
+            read.path, read.header = os.fsencode(page.path), page.header
+            read.header_bytes, read.checksum_at = len(page.header), CHECKSUM
+            for part, array in zip(read.parts, (self.keys, self.values), strict=True):
+                layers, heads, _, _ = array.shape
+                sub, count = slot // SUB_BLOCK, -(-page.rows // SUB_BLOCK)
+                part.at = array.ctypes.data + sub * array.strides[2]
+                part.count, part.stride, part.bytes = (
+                    layers * heads,
+                    array.strides[1],
+                    count * array.strides[2],
+                )
+        with self._pool.busy():
+            self._pool.lib.paceline_read_pages(self._pool.handle, reads, len(pages))
+        return [PageStatus(read.status) for read in reads]
 
     def _views(self, slot: int, rows: int) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
         """The sub-blocks that hold these rows. slot: a multiple of 16."""
@@ -359,8 +381,10 @@ def _memory(nbytes: int) -> mmap.mmap:
 class _RopeTable:
     """Cosines and sines by position; grows with the highest position used."""
 
-    def __init__(self, shape: ModelConfig) -> None:
-        self._frequencies = frequencies(shape.rope, shape.head_dim).numpy()
+    def __init__(self, rope: Rope, head_dim: int) -> None:
+        self._frequencies = frequencies(rope, head_dim).numpy()
+        scaled = amplitudes(rope, head_dim)
+        self._amplitudes = None if scaled is None else scaled.numpy()
         self._cos = self._sin = np.empty((0, len(self._frequencies)), np.float32)
 
     def rows(self, positions: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -369,17 +393,33 @@ class _RopeTable:
             angles = np.arange(stop, dtype=np.float32)[:, None] * self._frequencies
             self._cos = np.cos(angles.astype(np.float64)).astype(np.float32)
             self._sin = np.sin(angles.astype(np.float64)).astype(np.float32)
+            if self._amplitudes is not None:
+                self._cos, self._sin = self._cos * self._amplitudes, self._sin * self._amplitudes
         return self._cos[positions], self._sin[positions]
 
 
-def _layers(shape: ModelConfig, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
-    layers = (library.Layer * shape.layers)()
+def _layers(shape: ModelConfig, weights: PackedWeights) -> tuple["ctypes.Array[library.Layer]", list[Any]]:
+    """The layers, and the arrays of experts that they point at."""
+    layers, stacks = (library.Layer * shape.layers)(), []
     for i in range(shape.layers):
+        absent = library.EXPERT_LINEARS if shape.sparse(i) else ()
         for name in library.LINEARS:
-            setattr(layers[i], name, weights.matrix(f"layers.{i}.{name}"))
+            if name not in absent:
+                setattr(layers[i], name, weights.matrix(f"layers.{i}.{name}"))
         for name in library.VECTORS:
             setattr(layers[i], name, weights.vector(f"layers.{i}.{name}"))
-    return layers
+        layers[i].local = shape.local(i)
+        if shape.experts is not None and shape.sparse(i):
+            stack = (library.Linear * (3 * shape.experts.count))(
+                *(
+                    weights.matrix(f"layers.{i}.experts.{expert}.{part}")
+                    for expert in range(shape.experts.count)
+                    for part in library.EXPERT_LINEARS
+                )
+            )
+            layers[i].experts = ctypes.addressof(stack)
+            stacks.append(stack)
+    return layers, stacks
 
 
 def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeKVMemory, layers: Any) -> library.Model:
@@ -392,8 +432,16 @@ def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeKVMemory, lay
         head_dim=shape.head_dim,
         ff_width=shape.ff_width,
         vocab=shape.vocab_size,
+        window=shape.window if any(shape.local_layers) else 0,
+        experts=shape.experts.count if shape.experts else 0,
+        experts_used=shape.experts.used if shape.experts else 0,
+        renormalise=shape.experts is not None and shape.experts.renormalise,
+        gelu=shape.activation == "gelu_tanh",
         norm_eps=shape.norm_eps,
         attn_scale=shape.attn_scale or shape.head_dim**-0.5,
+        embed_scale=shape.embed_scale,
+        attn_softcap=shape.attn_softcap,
+        logit_softcap=shape.logit_softcap,
         layer=ctypes.addressof(layers),
         embed=embed,
         head=weights.matrix("head") if "head" in weights.layout.matrices else embed,

@@ -1,15 +1,19 @@
 """A model on disk, independent of its format: its configuration and its tensor entries."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.errors import CorruptModel, UnknownArchitecture
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.tensors import TensorEntry
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+FAMILIES: Final = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"),
+    *("phi3", "gemma2", "gemma3"),
+)
+EXPERT_STACKS: Final = {"gate_exps": "gate", "up_exps": "up", "down_exps": "down"}  # [experts, ...] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,13 @@ class Fields:
             raise self.unusable(key, value, f"a number above 0, at most {maximum:.3g}")
         return float(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        value = self.raw(key)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.unusable(key, value, f"{count} numbers")
+        each = Fields(self.source, {f"{key}[{i}]": number for i, number in enumerate(value)})
+        return tuple(each.number(name) for name in each.values)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
@@ -67,6 +78,41 @@ class Fields:
     def _value(self, key: str, default: object) -> object:
         value = self.raw(key)
         return default if value is None else value
+
+
+def split_joined(tensors: Mapping[str, TensorEntry], shape: ModelConfig) -> dict[str, TensorEntry]:
+    """Each matrix under its own name, where a file stores several as one: by rows, or by experts."""
+    q, kv, ff = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.ff_width
+    joined = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": ff, "up": ff}}
+    split: dict[str, TensorEntry] = {}
+    for name, entry in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if part in joined:
+            split |= {f"{layer}.{own}": rows for own, rows in _cut(entry, joined[part])}
+        elif part in EXPERT_STACKS and shape.experts is not None:
+            experts = _cut(entry, dict.fromkeys(map(str, range(shape.experts.count)), 1))
+            for index, rows in experts:
+                matrix = replace(rows, shape=rows.shape[1:])
+                split[f"{layer}.experts.{index}.{EXPERT_STACKS[part]}"] = matrix
+        else:
+            split[name] = entry
+    return split
+
+
+def _cut(entry: TensorEntry, sizes: Mapping[str, int]) -> Iterator[tuple[str, TensorEntry]]:
+    """sizes: of the parts, along the outermost dimension."""
+    entry.require_readable()
+    inner = entry.shape[1:]
+    if entry.shape[0] != sum(sizes.values()):
+        raise CorruptModel(
+            f"{entry.file.name}: {entry.name} has shape {list(entry.shape)}, expected "
+            f"{[sum(sizes.values()), *inner]}; pull it again"
+        )
+    offset = entry.offset
+    for name, size in sizes.items():
+        part = replace(entry, shape=(size, *inner), offset=offset)
+        offset += part.nbytes
+        yield name, part
 
 
 def unsupported(source: str, what: str) -> UnknownArchitecture:

@@ -19,13 +19,18 @@ from paceline.target.weights.tensors import EncodedMatrix, TensorEntry, fingerpr
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
-COMMON_PARTS: Final = ("attn_norm", "q", "k", "v", "o", "ffn_norm", "gate", "up", "down")
+COMMON_PARTS: Final = ("attn_norm", "q", "k", "v", "o", "ffn_norm")
+FEED_FORWARD: Final = ("gate", "up", "down")
 BIASES: Final = ("q_bias", "k_bias", "v_bias", "o_bias")  # a file of any family may have them
 FAMILY_PARTS: Final = {
     "llama": (),
     "mistral": (),
+    "mixtral": (),
     "qwen2": ("q_bias", "k_bias", "v_bias"),
     "qwen3": ("q_norm", "k_norm"),
+    "qwen3_moe": ("q_norm", "k_norm"),
+    "phi3": (),
+    "gemma2": ("post_attn_norm", "post_ffn_norm"),
     "gemma3": ("q_norm", "k_norm", "post_attn_norm", "post_ffn_norm"),
 }
 
@@ -135,16 +140,27 @@ def read_canonical(
 
 
 def _rotated(checkpoint: Checkpoint, name: str, rows: Tensor) -> Tensor:
-    part, shape = name.rpartition(".")[2], checkpoint.shape
-    if checkpoint.interleaved and part in ("q", "k", "q_bias", "k_bias"):
-        return half_rotation(rows, shape.heads if part[0] == "q" else shape.kv_heads)
-    return rows
+    order = rotation_order(checkpoint, name)
+    return rows if order is None else rows.index_select(0, order)
 
 
-def half_rotation(rows: Tensor, heads: int) -> Tensor:
-    """Rows of q or k from the order of the interleaved RoPE (2i with 2i + 1) to that of the half rotation."""
-    pairs = rows.view(heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+def rotation_order(checkpoint: Checkpoint, name: str) -> Tensor | None:
+    """The file's row for each row of q or k in the order of the half rotation; None: they are in it already.
+
+    Dimension d turns with d + head_dim / 2. A file may interleave them (2i with 2i + 1), or rotate the first
+    `dims` of a head only: the others then follow the rotated ones of each half.
+    """
+    shape, part = checkpoint.shape, name.rpartition(".")[2]
+    size, dims = shape.head_dim, shape.rope.dims or shape.head_dim
+    if part not in ("q", "k", "q_bias", "k_bias") or not (checkpoint.interleaved or dims < size):
+        return None
+    if checkpoint.interleaved:
+        head = torch.cat((torch.arange(0, size, 2), torch.arange(1, size, 2)))
+    else:
+        first, second, fixed = torch.split(torch.arange(size), [dims // 2, dims // 2, size - dims])
+        head = torch.cat((first, fixed[: len(fixed) // 2], second, fixed[len(fixed) // 2 :]))
+    heads = shape.heads if part[0] == "q" else shape.kv_heads
+    return (torch.arange(heads)[:, None] * size + head).flatten()
 
 
 def canonical_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorEntry]]:
@@ -175,11 +191,13 @@ def _expected(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     shape = checkpoint.shape
     stored_parts = {name.rpartition(".")[2] for name in checkpoint.tensors}
     biases = [part for part in BIASES if part in stored_parts]
-    parts = dict.fromkeys([*COMMON_PARTS, *FAMILY_PARTS[shape.architecture], *biases])
     sizes = _part_shapes(shape)
     expected: dict[str, tuple[int, ...]] = {"embed": (shape.vocab_size, shape.width)}
     for layer in range(shape.layers):
+        dense = () if shape.sparse(layer) else FEED_FORWARD
+        parts = (*COMMON_PARTS, *dense, *FAMILY_PARTS[shape.architecture], *biases)
         expected |= {f"layers.{layer}.{part}": sizes[part] for part in parts}
+        expected |= _expert_shapes(shape, layer)
     expected["norm"] = (shape.width,)
     if not checkpoint.tied:
         expected["head"] = (shape.vocab_size, shape.width)
@@ -202,8 +220,19 @@ def _part_shapes(shape: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _expert_shapes(shape: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    if shape.experts is None or not shape.sparse(layer):
+        return {}
+    ff, width = shape.experts.ff_width, shape.width
+    expected: dict[str, tuple[int, ...]] = {f"layers.{layer}.router": (shape.experts.count, width)}
+    for expert in range(shape.experts.count):
+        name = f"layers.{layer}.experts.{expert}."
+        expected |= {name + "gate": (ff, width), name + "up": (ff, width), name + "down": (width, ff)}
+    return expected
+
+
 def _require_consistent(source: str, shape: ModelConfig) -> None:
-    if shape.heads % shape.kv_heads or shape.head_dim % 2:
+    if shape.heads % shape.kv_heads or shape.head_dim % 2 or shape.rope.dims % 2:
         raise CorruptModel(
             f"{source} is damaged: {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, "
             "expected a multiple and an even size; pull it again"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from paceline import hub
 from paceline.atomic import rename
-from paceline.convert.hf_model import write_model
+from paceline.convert.hf_model import require_writable, write_model
 from paceline.drafters.draft_model import drafter_for
 from paceline.drafters.draft_model.vocab_mapping import Retokenizer, SameVocab, TextRetokenizer, TokenizerPair
 from paceline.errors import PacelineError, SettingError, UsageError
@@ -133,7 +133,9 @@ class _ModelPair:
         if self.draft_path.resolve() == job.folder.resolve():
             raise UsageError(f"{job.folder.name} is the draft model itself: give another folder")
         self._target, self._draft = Tokenizer.load(self._target_path), Tokenizer.load(self.draft_path)
-        self._sizes = [open_checkpoint(p).shape.vocab_size for p in (self.draft_path, self._target_path)]
+        shapes = [open_checkpoint(path).shape for path in (self.draft_path, self._target_path)]
+        require_writable(shapes[0])
+        self._sizes = [shape.vocab_size for shape in shapes]
         self.same = same_tokenizer(self._draft, self._target)
         if job.finetune.distill and not self.same:
             why = f"{job.draft} and {job.target} have different tokenizers: no distributions to compare"

@@ -35,15 +35,14 @@ struct Strip {
     int first, rows;
 };
 
-inline std::vector<Strip> strips_of(int rows) {  // of almost equal height
+// Strips of almost equal height for the rows from `first` on.
+inline void add_strips(int first, int rows, std::vector<Strip>& strips) {
     int count = (rows + kStripRows - 1) / kStripRows;
-    std::vector<Strip> strips;
-    for (int i = 0, first = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
         int height = rows / count + (i < rows % count);
         strips.push_back({first, height});
         first += height;
     }
-    return strips;
 }
 
 // What a kernel reads of one strip; R: its rows, g: the group.
@@ -60,20 +59,41 @@ public:
         groups_ = groups;
         if (rows != rows_) {
             rows_ = -1;  // if there is no memory for what follows
-            strips_ = strips_of(rows);
+            strips_.clear();
+            add_strips(0, rows, strips_);
             strip_of_.resize(rows);
-            for (size_t i = 0; i < strips_.size(); ++i)
-                std::fill_n(strip_of_.begin() + strips_[i].first, strips_[i].rows, (int)i);
+            number_strips();
             rows_ = rows;
         }
-        size_t blocks = (size_t)rows * groups;
-        codes_.need(blocks * kGroup);
-        scale_.need(blocks);
-        total_.need(blocks);
-        negative_.need(blocks * 3);
+        need(rows);
+    }
+
+    // Memory for rows in parts of any size, so that `split` needs none.
+    void reserve(int rows, int groups) {
+        groups_ = groups;
+        rows_ = -1;  // `shape` makes its own strips again
+        strips_.reserve(rows);
+        strip_of_.resize(rows);
+        parts_.reserve(rows + 1);
+        need(rows);
+    }
+
+    // Rows in parts of these sizes, none of them 0. No strip has rows of two parts.
+    void split(const std::vector<int>& sizes) {
+        strips_.clear();
+        parts_.assign(1, 0);
+        int first = 0;
+        for (int rows : sizes) {
+            add_strips(first, rows, strips_);
+            parts_.push_back((int)strips_.size());
+            first += rows;
+        }
+        number_strips();
     }
 
     const std::vector<Strip>& strips() const { return strips_; }
+    const Strip* part_begin(int part) const { return strips_.data() + parts_[part]; }
+    const Strip* part_end(int part) const { return strips_.data() + parts_[part + 1]; }
 
     StripView view(const Strip& strip) const {
         size_t at = (size_t)strip.first * groups_;
@@ -103,8 +123,22 @@ private:
     // What is no number becomes one: its row is lost, but sums of codes stay sums of codes.
     static PL_INLINE Floats in_range(Floats x) { return max(min(x, all(127.0f)), all(-127.0f)); }
 
+    void number_strips() {
+        for (size_t i = 0; i < strips_.size(); ++i)
+            std::fill_n(strip_of_.begin() + strips_[i].first, strips_[i].rows, (int)i);
+    }
+
+    void need(int rows) {
+        size_t blocks = (size_t)rows * groups_;
+        codes_.need(blocks * kGroup);
+        scale_.need(blocks);
+        total_.need(blocks);
+        negative_.need(blocks * 3);
+    }
+
     int rows_ = 0, groups_ = 0;
     std::vector<Strip> strips_;
+    std::vector<int> parts_;     // the first strip of each part, and the end
     std::vector<int> strip_of_;  // of each row
     Buffer<int8_t> codes_;
     Buffer<float> scale_, total_;

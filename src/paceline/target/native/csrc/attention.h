@@ -85,12 +85,18 @@ struct Softened {
     float unit;
 };
 
-// Scores to codes of weights; keys from `visible` on get none. scale: of the query, for powers of two. first: the
-// chunk's first sub-block; padded: a multiple of 16.
-PL_INLINE Softened soften(const HeadCache& cache, int first, float scale, int visible, int padded, float* scores,
-                          int16_t* weights) {
+// Scores to codes of weights; keys before `hidden` and from `visible` on get none. scale: of the query, for powers of
+// two; cap: of the scores, for the same, or 0. first: the chunk's first sub-block; padded: a multiple of 16.
+PL_INLINE Softened soften(const HeadCache& cache, int first, float scale, float cap, int hidden, int visible, int padded,
+                          float* scores, int16_t* weights) {
     Floats tops = all(kHidden);
     int t = 0;
+    if (cap > 0) {
+        for (; t < padded; t += kLanes) store(scores + t, softcap(load(scores + t) * all(scale), cap));
+        scale = 1.0f;
+    }
+    for (t = 0; t < hidden; t += kLanes) store(scores + t, first_lanes(hidden - t, all(kHidden), load(scores + t)));
+    t = 0;
     for (; t + kLanes <= visible; t += kLanes) tops = max(tops, load(scores + t));
     for (; t < padded; t += kLanes) {
         const Floats s = first_lanes(visible - t, load(scores + t), all(kHidden));
@@ -103,6 +109,7 @@ PL_INLINE Softened soften(const HeadCache& cache, int first, float scale, int vi
     for (t = 0; t < padded; t += kLanes) {
         Floats p = exponential2(fma(load(scores + t), by, below));
         if (t + kLanes > visible) p = first_lanes(visible - t, p, zeros());
+        if (t < hidden) p = first_lanes(hidden - t, zeros(), p);
         total = total + p;
         p = p * load(cache.scales_of(cache.values_of(first + t / kSubBlock)));
         whole = whole + p;
@@ -167,7 +174,9 @@ struct QueryTile {
     int16_t* const weights;            // [count][kChunk]
     int16_t* const codes;              // [count][head_dim]
     float scale[kTileQueries];         // of the codes, with that of attention, for powers of two
-    int visible[kTileQueries];         // how many of the chunk's keys each query sees
+    int hidden[kTileQueries];          // how many of the chunk's first keys lie before each query's window
+    int visible[kTileQueries];         // and up to which of its keys each query sees
+    float cap = 0.0f;                  // of scores, for powers of two; 0: none
     Partial* partial[kTileQueries];
     float* sums[kTileQueries];         // head_dim each
 
@@ -201,10 +210,10 @@ inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chu
     Softened softened[kTileQueries];
     Shares shares[kTileQueries];
     for (int i = 0; i < tile.count; ++i) {
-        softened[i] = soften(cache, first, tile.scale[i], tile.visible[i], subs * kSubBlock, tile.scores + i * kChunk,
-                             tile.weights + i * kChunk);
+        softened[i] = soften(cache, first, tile.scale[i], tile.cap, std::min(tile.hidden[i], subs * kSubBlock),
+                             tile.visible[i], subs * kSubBlock, tile.scores + i * kChunk, tile.weights + i * kChunk);
         if (!joins) *tile.partial[i] = softened[i].partial;
-        else if (tile.visible[i] > 0) shares[i] = join_totals<exponential2>(*tile.partial[i], softened[i].partial);
+        else if (tile.visible[i] > tile.hidden[i]) shares[i] = join_totals<exponential2>(*tile.partial[i], softened[i].partial);
         else shares[i] = {1.0f, 0.0f};
     }
     for (int s = 0; s < subs; ++s) {

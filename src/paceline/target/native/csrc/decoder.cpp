@@ -48,36 +48,61 @@ void Decoder::prepare() {
     partials_.resize((size_t)rows * model_.heads * slots_);
     normed_.shape(rows, width_ / kGroup);
     attended_.shape(rows, across / kGroup);
-    gated_.shape(rows, model_.layer[0].down.groups());
+    gated_.shape(rows, (model_.ff_width + kGroup - 1) / kGroup);
     scored_.shape(pass_->scored, width_ / kGroup);
+    if (model_.layer[0].post_attn_norm) added_.need((size_t)rows * width_);
+    prepare_experts();
     const size_t widest = std::max(model_.head_dim, 2 * kUnit);
+    const size_t routed = (model_.experts + kLanes - 1) / kLanes * kLanes;
     for (Buffer<float>& scratch : scratch_)
-        scratch.need(std::max(rows * widest, QueryTile::floats(model_.head_dim)));
+        scratch.need(std::max({rows * widest, QueryTile::floats(model_.head_dim), routed}));
+}
+
+// All memory, since nothing may be allocated while the threads work.
+void Decoder::prepare_experts() {
+    if (!model_.experts) return;
+    const int slots = pass_->rows * model_.experts_used;
+    for (std::vector<int>* each : {&chosen_, &slot_of_, &row_of_slot_}) each->resize(slots);
+    chosen_weights_.resize(slots);
+    next_slot_.resize(model_.experts);
+    for (std::vector<int>* each : {&active_, &active_rows_, &active_first_}) each->reserve(model_.experts);
+    int gated = 0;
+    for (int l = 0; l < model_.layers; ++l)
+        if (model_.layer[l].router) gated = model_.layer[l].experts[2].groups();
+    slots_in_.reserve(slots, width_ / kGroup);
+    slots_gated_.reserve(slots, gated);
+    slots_out_.need((size_t)slots * width_);
 }
 
 // Many rows keep every member busy as they are; few rows have their keys shared out instead.
 void Decoder::plan_attention() {
-    attending_.clear();
     int longest = 0;
     for (int position : position_) longest = std::max(longest, chunks_for(position));
     int pieces = 0;
     for (int s = 0; s < pass_->spans; ++s) pieces += (pass_->span[s].count + query_rows_ - 1) / query_rows_;
     const bool split = pass_->rows <= kSplitRows && pieces * model_.kv_heads < 4 * pool_.size();
     slots_ = split ? longest : 1;
+    plan_attention(0, split, attending_);
+    if (model_.window) plan_attention(model_.window, split, attending_locally_);
+}
+
+void Decoder::plan_attention(int window, bool split, std::vector<Attending>& attending) const {
+    attending.clear();
     for (int s = 0; s < pass_->spans; ++s) {
         const Span& span = pass_->span[s];
         for (int first = 0; first < span.count; first += query_rows_) {
             const int rows = std::min(query_rows_, span.count - first);
             const int keys = span.start + first + rows, chunks = chunks_for(keys - 1);
+            const int begin = first_chunk(span.start + first, window > 0);
             for (int head = 0; head < model_.kv_heads; ++head) {
-                if (!split) attending_.push_back({s, first, rows, head, 0, chunks, keys});
-                for (int c = 0; split && c < chunks; ++c)
-                    attending_.push_back({s, first, rows, head, c, c + 1, std::min(keys, (c + 1) * kChunk)});
+                if (!split) attending.push_back({s, first, rows, head, begin, chunks, keys});
+                for (int c = begin; split && c < chunks; ++c)
+                    attending.push_back({s, first, rows, head, c, c + 1, std::min(keys, (c + 1) * kChunk)});
             }
         }
     }
     // The longest first: what is left at the end, when some have nothing to do, is short.
-    std::stable_sort(attending_.begin(), attending_.end(),
+    std::stable_sort(attending.begin(), attending.end(),
                      [](const Attending& a, const Attending& b) { return a.work() > b.work(); });
 }
 
@@ -96,15 +121,19 @@ void Decoder::work(int me) {
         pool_.barrier();
         attend(l, me);
         pool_.barrier();
-        join_chunks(me);
+        join_chunks(layer.local, me);
         pool_.barrier();
-        add_product(layer.o, layer.o_bias, attended_, me);
+        add_product(layer.o, layer.o_bias, attended_, layer.post_attn_norm, me);
         pool_.barrier();
+        if (layer.router) {
+            mix_experts(layer, me);
+            continue;
+        }
         normalise(layer.ffn_norm, nullptr, pass_->rows, normed_, me);
         pool_.barrier();
         feed_forward(layer, me);
         pool_.barrier();
-        add_product(layer.down, nullptr, gated_, me);
+        add_product(layer.down, nullptr, gated_, layer.post_ffn_norm, me);
     }
     pool_.barrier();
     copy_taps(pass_->run_layers[pass_->layers - 1], me);
@@ -117,8 +146,12 @@ void Decoder::work(int me) {
 
 void Decoder::embed(int me) {
     const Share share(pass_->rows, me, pool_.size());
-    for (int r = share.begin; r < share.end; ++r)
-        unpack_row(model_.embed, pass_->tokens[r], x_.get() + (size_t)r * width_);
+    for (int r = share.begin; r < share.end; ++r) {
+        float* row = x_.get() + (size_t)r * width_;
+        unpack_row(model_.embed, pass_->tokens[r], row);
+        if (model_.embed_scale != 1.0f)
+            for (int d = 0; d < width_; d += kLanes) store(row + d, load(row + d) * all(model_.embed_scale));
+    }
 }
 
 void Decoder::copy_taps(int layer, int me) {
@@ -186,7 +219,7 @@ void Decoder::finish_query(const Layer& layer, int head, float* heads) {
     const int size = model_.head_dim;
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (layer.q_norm) normalise_head(heads, layer.q_norm, size, model_.norm_eps);
-        rotate_head(heads, size, cosines_of(r), sines_of(r));
+        rotate_head(heads, size, cosines_of(r, layer.local), sines_of(r, layer.local));
         const size_t query = (size_t)r * model_.heads + head;
         const float scale = dot_scale(heads, size);
         store_codes(heads, size, scale, queries_.get() + query * size);
@@ -197,11 +230,12 @@ void Decoder::finish_query(const Layer& layer, int head, float* heads) {
 void Decoder::finish_key(int layer, int head, float* heads) {
     const int size = model_.head_dim;
     const float* norm = model_.layer[layer].k_norm;
+    const bool local = model_.layer[layer].local;
     int16_t* keys = model_.keys + cache_at(layer, head);
     alignas(64) int16_t codes[kMaxHeadDim];
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (norm) normalise_head(heads, norm, size, model_.norm_eps);
-        rotate_head(heads, size, cosines_of(r), sines_of(r));
+        rotate_head(heads, size, cosines_of(r, local), sines_of(r, local));
         const float scale = dot_scale(heads, size);
         store_codes(heads, size, scale, codes);
         for (int w = pass_->write_starts[r]; w < pass_->write_starts[r + 1]; ++w)
@@ -238,14 +272,15 @@ void Decoder::store_value(int16_t* values, int64_t slot, const int16_t* codes, f
 
 // The next piece is taken while there is one in hand, so that its keys are on their way.
 void Decoder::attend(int layer, int me) {
-    const int total = (int)attending_.size();
+    const std::vector<Attending>& pieces = model_.layer[layer].local ? attending_locally_ : attending_;
+    const int total = (int)pieces.size();
     Prefetcher prefetcher;
     int piece = pool_.take_one(total), next;
-    if (piece < total) prefetcher.add(walk_of(layer, attending_[piece]));
+    if (piece < total) prefetcher.add(walk_of(layer, pieces[piece]));
     for (; piece < total; piece = next) {
         next = pool_.take_one(total);
-        if (next < total) prefetcher.add(walk_of(layer, attending_[next]));
-        attend_piece(layer, attending_[piece], prefetcher, scratch_[me].get());
+        if (next < total) prefetcher.add(walk_of(layer, pieces[next]));
+        attend_piece(layer, pieces[piece], prefetcher, scratch_[me].get());
     }
 }
 
@@ -260,35 +295,42 @@ void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefet
     const int group = model_.heads / model_.kv_heads, size = model_.head_dim, queries = piece.rows * group;
     const Span& span = pass_->span[piece.span];
     const HeadCache cache = walk_of(layer, piece).cache;
+    const int window = model_.layer[layer].local ? model_.window : 0;
     for (int z = 0; z < queries; z += kTileQueries) {
         QueryTile tile(std::min(kTileQueries, queries - z), scratch);
-        int seen[kTileQueries];  // keys
+        tile.cap = model_.attn_softcap * kBinaryLog;
+        int seen[kTileQueries], before[kTileQueries];  // keys, and those before the window
         for (int i = 0; i < tile.count; ++i) {
             const int index = piece.first + (z + i) / group, row = pass_->span_rows[span.first + index];
             const size_t query = (size_t)row * model_.heads + piece.kv_head * group + (z + i) % group;
-            const size_t slot = query * slots_ + piece.chunk;
+            const size_t slot = query * slots_ + (slots_ == 1 ? 0 : piece.chunk);
             std::memcpy(tile.codes + i * size, queries_.get() + query * size, size * sizeof(int16_t));
             tile.scale[i] = query_scales_.get()[query];
             tile.partial[i] = &partials_[slot];
             tile.sums[i] = sums_.get() + slot * size;
             seen[i] = span.start + index + 1;
+            before[i] = window ? std::max(0, seen[i] - window) : 0;
         }
         for (int chunk = piece.chunk; chunk < piece.end; ++chunk) {
-            for (int i = 0; i < tile.count; ++i) tile.visible[i] = std::min(kChunk, seen[i] - chunk * kChunk);
+            for (int i = 0; i < tile.count; ++i) {
+                tile.visible[i] = std::min(kChunk, seen[i] - chunk * kChunk);
+                tile.hidden[i] = std::clamp(before[i] - chunk * kChunk, 0, kChunk);
+            }
             attend_chunk(cache, z ? nullptr : &prefetcher, chunk, tile, chunk > piece.chunk);
         }
     }
 }
 
-void Decoder::join_chunks(int me) {
+void Decoder::join_chunks(bool local, int me) {
     const int size = model_.head_dim;
     const Share share(pass_->rows * model_.heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / model_.heads, head = i % model_.heads;
+        const int first = slots_ == 1 ? 0 : first_chunk(position_[row], local);
         const int chunks = slots_ == 1 ? 1 : chunks_for(position_[row]);
-        Partial all_keys = partials_[(size_t)i * slots_];
-        float* sums = sums_of(row, head, 0);
-        for (int c = 1; c < chunks; ++c)
+        Partial all_keys = partials_[(size_t)i * slots_ + first];
+        float* sums = sums_of(row, head, first);
+        for (int c = first + 1; c < chunks; ++c)
             join<exponential2>(all_keys, sums, partials_[(size_t)i * slots_ + c], sums_of(row, head, c), size);
         const Floats share_of_one = all(1.0f / all_keys.total);
         for (int d = 0; d < size; d += kGroup)
@@ -297,20 +339,34 @@ void Decoder::join_chunks(int me) {
     }
 }
 
-// x += weight * in (+ bias)
-void Decoder::add_product(const Linear& weight, const float* bias, const Activations& in, int me) {
+// x += weight * in (+ bias), normed beforehand where there is a norm.
+void Decoder::add_product(const Linear& weight, const float* bias, const Activations& in, const float* norm, int me) {
     float* product = scratch_[me].get();
     int begin, end;
     while (pool_.take(weight.outputs / kTile, begin, end)) {
         for (int tile = begin; tile < end; ++tile) {
             linear_tile(weight, tile, in, product, kTile);
-            float* x = x_.get() + tile * kTile;
+            float* x = (norm ? added_ : x_).get() + tile * kTile;
             const Floats more = bias ? load(bias + tile * kTile) : zeros();
             for (int r = 0; r < pass_->rows; ++r, x += width_) {
-                Floats sum = load(x) + load(product + r * kTile);
+                Floats sum = norm ? load(product + r * kTile) : load(x) + load(product + r * kTile);
                 store(x, bias ? sum + more : sum);
             }
         }
+    }
+    if (norm) {
+        pool_.barrier();
+        add_normed(norm, me);
+    }
+}
+
+void Decoder::add_normed(const float* norm, int me) {
+    const Share share(pass_->rows, me, pool_.size());
+    for (int r = share.begin; r < share.end; ++r) {
+        float* x = x_.get() + (size_t)r * width_;
+        const float* more = added_.get() + (size_t)r * width_;
+        const Floats by = all(inverse_rms(more, model_.width, width_, model_.norm_eps));
+        for (int d = 0; d < width_; d += kLanes) store(x + d, load(x + d) + load(more + d) * by * load(norm + d));
     }
 }
 
@@ -325,10 +381,151 @@ void Decoder::feed_forward(const Layer& layer, int me) {
                 linear_tile(layer.up, 2 * unit + t, normed_, both + kUnit + t * kTile, 2 * kUnit);
             for (int r = 0; r < pass_->rows; ++r) {
                 const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
-                gated_.quantise(r, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+                gated_.quantise(r, unit, activated(load(gate)) * load(up),
+                                activated(load(gate + kLanes)) * load(up + kLanes));
             }
         }
     }
+}
+
+// Each row goes through the experts that its router scores highest, and adds their outputs in the order of experts.
+void Decoder::mix_experts(const Layer& layer, int me) {
+    route(layer, me);
+    pool_.barrier();
+    if (me == 0) sort_by_expert();
+    pool_.barrier();
+    normalise_slots(layer.ffn_norm, me);
+    pool_.barrier();
+    expert_gates(layer, me);
+    pool_.barrier();
+    expert_downs(layer, me);
+    pool_.barrier();
+    add_experts(me);
+}
+
+void Decoder::route(const Layer& layer, int me) {
+    const int experts = model_.experts, used = model_.experts_used;
+    float* shares = scratch_[me].get();
+    const Share share(pass_->rows, me, pool_.size());
+    for (int r = share.begin; r < share.end; ++r) {
+        const float* x = x_.get() + (size_t)r * width_;
+        const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
+        for (int e = 0; e < experts; ++e) {
+            const float* weight = layer.router + (size_t)e * model_.width;
+            Floats dot = zeros();
+            for (int d = 0; d < model_.width; d += kLanes)
+                dot = fma(load(x + d) * by * load(layer.ffn_norm + d), load(weight + d), dot);
+            shares[e] = sum(dot);
+        }
+        const float top = *std::max_element(shares, shares + experts);
+        float total = 0.0f, kept = 0.0f;
+        for (int e = 0; e < experts; e += kLanes) store(shares + e, exponential(load(shares + e) - all(top)));
+        for (int e = 0; e < experts; ++e) total += shares[e];
+        int* chosen = &chosen_[(size_t)r * used];
+        float* weights = &chosen_weights_[(size_t)r * used];
+        for (int k = 0; k < used; ++k) {
+            int best = -1;
+            for (int e = 0; e < experts; ++e)
+                if (std::find(chosen, chosen + k, e) == chosen + k && (best < 0 || shares[e] > shares[best])) best = e;
+            chosen[k] = best;
+        }
+        std::sort(chosen, chosen + used);
+        for (int k = 0; k < used; ++k) kept += shares[chosen[k]];
+        for (int k = 0; k < used; ++k) weights[k] = shares[chosen[k]] / (model_.renormalise ? kept : total);
+    }
+}
+
+void Decoder::sort_by_expert() {
+    const int slots = pass_->rows * model_.experts_used;
+    std::fill(next_slot_.begin(), next_slot_.end(), 0);
+    for (int i = 0; i < slots; ++i) ++next_slot_[chosen_[i]];
+    active_.clear();
+    active_rows_.clear();
+    active_first_.clear();
+    for (int e = 0, first = 0; e < model_.experts; ++e) {
+        const int rows = next_slot_[e];
+        next_slot_[e] = first;
+        if (!rows) continue;
+        active_.push_back(e);
+        active_rows_.push_back(rows);
+        active_first_.push_back(first);
+        first += rows;
+    }
+    for (int i = 0; i < slots; ++i) {
+        slot_of_[i] = next_slot_[chosen_[i]]++;
+        row_of_slot_[slot_of_[i]] = i / model_.experts_used;
+    }
+    slots_in_.split(active_rows_);
+    slots_gated_.split(active_rows_);
+}
+
+void Decoder::normalise_slots(const float* weight, int me) {
+    const Share share(pass_->rows * model_.experts_used, me, pool_.size());
+    for (int slot = share.begin; slot < share.end; ++slot) {
+        const float* x = x_.get() + (size_t)row_of_slot_[slot] * width_;
+        const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
+        for (int g = 0; g < width_ / kGroup; ++g) {
+            const float *from = x + g * kGroup, *w = weight + g * kGroup;
+            slots_in_.quantise(slot, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
+        }
+    }
+}
+
+// As feed_forward, for the rows of each expert.
+void Decoder::expert_gates(const Layer& layer, int me) {
+    float* both = scratch_[me].get();  // [rows][2][32]
+    const int units = layer.experts[0].outputs / kUnit;
+    int begin, end;
+    while (pool_.take((int)active_.size() * units, begin, end)) {
+        for (int piece = begin; piece < end; ++piece) {
+            const int part = piece / units, unit = piece % units;
+            const Linear* expert = layer.experts + 3 * active_[part];
+            const Strip *first = slots_in_.part_begin(part), *last = slots_in_.part_end(part);
+            for (int m = 0; m < 2; ++m)
+                for (int t = 0; t < 2; ++t)
+                    linear_strips(expert[m], 2 * unit + t, slots_in_, first, last, both + m * kUnit + t * kTile, 2 * kUnit);
+            for (int r = 0; r < active_rows_[part]; ++r) {
+                const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
+                slots_gated_.quantise(active_first_[part] + r, unit, activated(load(gate)) * load(up),
+                                      activated(load(gate + kLanes)) * load(up + kLanes));
+            }
+        }
+    }
+}
+
+void Decoder::expert_downs(const Layer& layer, int me) {
+    float* product = scratch_[me].get();
+    const int tiles = layer.experts[2].outputs / kTile;
+    int begin, end;
+    while (pool_.take((int)active_.size() * tiles, begin, end)) {
+        for (int piece = begin; piece < end; ++piece) {
+            const int part = piece / tiles, tile = piece % tiles;
+            linear_strips(layer.experts[3 * active_[part] + 2], tile, slots_gated_, slots_gated_.part_begin(part),
+                          slots_gated_.part_end(part), product, kTile);
+            float* out = slots_out_.get() + (size_t)active_first_[part] * width_ + tile * kTile;
+            for (int r = 0; r < active_rows_[part]; ++r, out += width_) store(out, load(product + r * kTile));
+        }
+    }
+}
+
+void Decoder::add_experts(int me) {
+    const int tiles = width_ / kLanes, used = model_.experts_used;
+    const Share share(pass_->rows * tiles, me, pool_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const int row = i / tiles, at = i % tiles * kLanes;
+        Floats all_experts = zeros();
+        for (int k = row * used; k < (row + 1) * used; ++k)
+            all_experts = fma(load(slots_out_.get() + (size_t)slot_of_[k] * width_ + at), all(chosen_weights_[k]), all_experts);
+        float* x = x_.get() + (size_t)row * width_ + at;
+        store(x, load(x) + all_experts);
+    }
+}
+
+// One tile of every scored row.
+void Decoder::cap_logits(float* logits, int64_t stride) const {
+    if (model_.logit_softcap == 0) return;
+    for (int r = 0; r < pass_->scored; ++r)
+        store(logits + r * stride, softcap(load(logits + r * stride), model_.logit_softcap));
 }
 
 void Decoder::score(int me) {
@@ -340,8 +537,10 @@ void Decoder::score(int me) {
             const int inside = std::min(kTile, model_.vocab - tile * kTile);
             if (inside == kTile) {
                 linear_tile(model_.head, tile, scored_, out, model_.vocab);
+                cap_logits(out, model_.vocab);
             } else if (inside > 0) {
                 linear_tile(model_.head, tile, scored_, edge, kTile);
+                cap_logits(edge, kTile);
                 for (int r = 0; r < pass_->scored; ++r)
                     std::memcpy(out + (size_t)r * model_.vocab, edge + r * kTile, inside * sizeof(float));
             }

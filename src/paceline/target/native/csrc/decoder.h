@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "model.h"
 #include "threads.h"
+#include "vector_ops.h"
 
 namespace PACELINE_PATH {
 
@@ -30,7 +31,9 @@ private:
     };
 
     void prepare();
+    void prepare_experts();
     void plan_attention();
+    void plan_attention(int window, bool split, std::vector<Attending>& attending) const;
     void work(int me);
 
     void embed(int me);
@@ -46,16 +49,34 @@ private:
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
     void attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch);
-    void join_chunks(int me);
-    void add_product(const Linear& weight, const float* bias, const Activations& in, int me);
+    void join_chunks(bool local, int me);
+    void add_product(const Linear& weight, const float* bias, const Activations& in, const float* norm, int me);
+    void add_normed(const float* norm, int me);
     void feed_forward(const Layer& layer, int me);
+    void mix_experts(const Layer& layer, int me);
+    void route(const Layer& layer, int me);
+    void sort_by_expert();
+    void normalise_slots(const float* weight, int me);
+    void expert_gates(const Layer& layer, int me);
+    void expert_downs(const Layer& layer, int me);
+    void add_experts(int me);
+    Floats activated(Floats gate) const { return model_.gelu ? gelu_tanh(gate) : silu(gate); }
+    void cap_logits(float* logits, int64_t stride) const;
     void score(int me);
 
     int64_t cache_at(int layer, int kv_head) const {
         return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * sub_block_size(model_.head_dim);
     }
-    const float* cosines_of(int row) const { return pass_->cosines + (size_t)row * (model_.head_dim / 2); }
-    const float* sines_of(int row) const { return pass_->sines + (size_t)row * (model_.head_dim / 2); }
+    const float* cosines_of(int row, bool local) const {
+        return (local ? pass_->local_cosines : pass_->cosines) + (size_t)row * (model_.head_dim / 2);
+    }
+    const float* sines_of(int row, bool local) const {
+        return (local ? pass_->local_sines : pass_->sines) + (size_t)row * (model_.head_dim / 2);
+    }
+    // The first chunk of keys that a row at this position sees in a layer.
+    int first_chunk(int position, bool local) const {
+        return local ? std::max(0, position - model_.window + 1) / kChunk : 0;
+    }
     float* sums_of(int row, int head, int chunk) const {
         return sums_.get() + (((int64_t)row * model_.heads + head) * slots_ + chunk) * model_.head_dim;
     }
@@ -65,7 +86,7 @@ private:
     ThreadPool& pool_;
     const Pass* pass_ = nullptr;
     std::vector<int> position_;            // of each row
-    std::vector<Attending> attending_;
+    std::vector<Attending> attending_, attending_locally_;
     const int query_rows_;                 // rows of a span that attend together
     int slots_ = 1;                        // partial softmax results for each row and head
     Buffer<float> x_;                      // [rows][width_]: the residual stream
@@ -73,7 +94,17 @@ private:
     Buffer<float> query_scales_;           // [rows][heads]: of the codes, with that of attention, for powers of two
     Buffer<float> sums_;                   // [rows][heads][slots_][head_dim]
     std::vector<Partial> partials_;        // [rows][heads][slots_]
+    Buffer<float> added_;                  // [rows][width_]: a product that is normed before it is added
     Activations normed_, attended_, gated_, scored_;
+    // Experts: each row has a slot for every expert that it uses, and an expert's slots lie together, in order of rows.
+    std::vector<int> chosen_;              // [rows][experts_used]: experts, ascending
+    std::vector<float> chosen_weights_;    // [rows][experts_used]
+    std::vector<int> slot_of_;             // [rows][experts_used]
+    std::vector<int> row_of_slot_;
+    std::vector<int> active_, active_rows_, active_first_;  // experts that some row uses: their rows, their first slot
+    std::vector<int> next_slot_;           // [experts]
+    Activations slots_in_, slots_gated_;
+    Buffer<float> slots_out_;              // [slots][width_]
     std::vector<Buffer<float>> scratch_;   // of each thread
 };
 

@@ -160,11 +160,17 @@ void linear_tile_of(const Linear& w, int tile, const Activations& x, float* out,
         products.of[strip.rows](w, tile, x.view(strip), out + strip.first * stride, stride);
 }
 
-// out[row * stride + o] for one tile and every row.
-inline void linear_tile(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
+// out[row * stride + o] for one tile and the rows of some strips, the first of which is row 0 of `out`.
+inline void linear_strips(const Linear& w, int tile, const Activations& x, const Strip* begin, const Strip* end, float* out,
+                          int64_t stride) {
     static const TileProducts products;
-    for (const Strip& strip : x.strips())
-        products.of[w.format][strip.rows](w, tile, x.view(strip), out + strip.first * stride, stride);
+    for (const Strip* strip = begin; strip < end; ++strip)
+        products.of[w.format][strip->rows](w, tile, x.view(*strip), out + (strip->first - begin->first) * stride, stride);
+}
+
+// The same for every row.
+inline void linear_tile(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
+    linear_strips(w, tile, x, x.strips().data(), x.strips().data() + x.strips().size(), out, stride);
 }
 
 }  // namespace PACELINE_PATH

@@ -16,11 +16,21 @@ struct Layer {
     const float *attn_norm, *ffn_norm;                    // [width padded]
     const float *q_bias, *k_bias, *v_bias, *o_bias;       // may be null
     const float *q_norm, *k_norm;                         // [head_dim], may be null
+    const float *post_attn_norm, *post_ffn_norm;          // [width padded], may be null
+    const float* router;                                  // [experts][width], or null: then gate, up, down are used
+    const Linear* experts;                                // [experts][3]: gate, up, down
+    int32_t local;                                        // attends to the window, with the local rotations
+    int32_t reserved;
 };
 
 struct Model {
     int32_t layers, width, heads, kv_heads, head_dim, ff_width, vocab;
-    float norm_eps, attn_scale;
+    int32_t window;                      // keys that a local layer sees, a row's own included
+    int32_t experts, experts_used;       // 0 where no layer has any
+    int32_t renormalise;                 // the weights of the experts used add up to 1
+    int32_t gelu;                        // the activation is tanh's GELU, not SiLU
+    float norm_eps, attn_scale, embed_scale;
+    float attn_softcap, logit_softcap;   // 0: none
     int32_t reserved;
     const Layer* layer;
     Linear embed, head;
@@ -44,6 +54,7 @@ struct Pass {
     int32_t rows, spans, scored, taps, copies, layers;
     const int32_t* tokens;        // [rows]
     const float *cosines, *sines; // [rows][head_dim / 2]
+    const float *local_cosines, *local_sines;  // the same for local layers
     const Span* span;
     const int32_t* span_rows;     // every row once
     const int32_t* tables;

@@ -72,6 +72,12 @@ PL_INLINE Floats exponential(Floats x) {
     return p * power_of_two(to_ints(k));
 }
 
+// cap * tanh(x / cap)
+PL_INLINE Floats softcap(Floats x, float cap) {
+    const Floats e = exponential(x * all(2.0f / cap));
+    return fma(all(-2.0f * cap), all(1.0f) / (e + all(1.0f)), all(cap));
+}
+
 // 2 ** x for x <= 0 or a little above; below -126 it stays at 2 ** -126. Exactly 1 at 0.
 PL_INLINE Floats exponential2(Floats x) {
     x = max(x, all(-126.0f));

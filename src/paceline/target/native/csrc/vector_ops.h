@@ -18,6 +18,12 @@ struct Share {
 
 PL_INLINE Floats silu(Floats x) { return x / (all(1.0f) + exponential(zeros() - x)); }
 
+// x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (x + 0.044715 * x ** 3)
+PL_INLINE Floats gelu_tanh(Floats x) {
+    const Floats twice = x * fma(x * x, all(2 * 0.7978845608f * 0.044715f), all(2 * 0.7978845608f));
+    return x / (all(1.0f) + exponential(zeros() - twice));
+}
+
 PL_INLINE float inverse_rms(const float* x, int count, int padded, float eps) {
     Floats squares = zeros();
     for (int i = 0; i < padded; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
