@@ -1,9 +1,14 @@
 """python -m bench control: the controller against plain decoding and fixed draft lengths, as load rises.
 
 So many agents are answered at once, turn after turn, each to its natural end. Prompts are read before; only
-decoding is timed. All ways answer the same turns, take turns in an order drawn anew for each repeat, and
-begin a repeat with an empty memory of texts. What a controller has learned stays from repeat to repeat;
-its first is not counted. Hindsight is the best of plain decoding and the fixed lengths of that case.
+decoding is timed. All ways answer a group of turns before the next group, in an order drawn anew for each, so
+that a slow moment of the machine hits all of them; each begins a repeat with an empty memory of texts. What a
+controller has learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain
+decoding and the fixed lengths of that case. With --trained, the same list without the trained drafters is one
+more way: the list with them must never lose to it.
+
+python -m bench control --short --write
+python -m bench control --short --trained smollm2-135m-block --only adaptive --write
 """
 
 import argparse
@@ -33,6 +38,7 @@ T = TypeVar("T")
 LOADS: Final = (1, 4, 16, 32)
 FIXED: Final = (3, 5, 8)
 PLAIN, ADAPTIVE, HINDSIGHT = "plain", "adaptive", "hindsight best"
+UNTRAINED: Final = "adaptive, untrained"  # the list without trained drafters
 SHORT: Final = [
     "--loads",
     "1,4,16",
@@ -52,6 +58,16 @@ class Case:
     workload: str
     temperature: float
     load: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    tokens: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Timing") -> "Timing":
+        return Timing(self.tokens + other.tokens, self.rounds + other.rounds, self.seconds + other.seconds)
 
 
 class Runs:
@@ -77,23 +93,18 @@ class Runs:
             while engine.busy:
                 engine.step()
 
-    def rate(self, way: str, case: Case, turns: Sequence[Turn], seed: int) -> tuple[float, float]:
-        """Tokens per second of decoding, all agents together, and tokens per pass of one."""
-        engine = self._engine(self._controllers[way])
+    def rates(
+        self, case: Case, turns: Sequence[Turn], seed: int, rng: random.Random
+    ) -> dict[str, tuple[float, float]]:
+        """Tokens per second of decoding, all agents together, and tokens per pass of one: of each way."""
+        engines = {way: self._engine(controller) for way, controller in self._controllers.items()}
+        done = dict.fromkeys(engines, Timing())
         params = SamplingParams(temperature=case.temperature, seed=seed, max_tokens=self._tokens)
-        tokens, passes, seconds = 0, 0, 0.0
         for group in groups(turns, case.load):
-            seqs = [self._seq(turn, params, self._ways[way]) for turn in group]
-            for seq in seqs:
-                engine.submit(seq)
-            while any(not seq.output for seq in seqs):
-                engine.step()
-            started = perf_counter()
-            while engine.busy:
-                for r in engine.step():
-                    tokens, passes = tokens + len(r.tokens), passes + 1
-            seconds += perf_counter() - started
-        return tokens / seconds, tokens / passes
+            for way in rng.sample(list(engines), len(engines)):
+                seqs = [self._seq(turn, params, self._ways[way]) for turn in group]
+                done[way] += answered(engines[way], seqs)
+        return {way: (t.tokens / t.seconds, t.tokens / t.rounds) for way, t in done.items()}
 
     def _engine(self, controller: Rate | None = None) -> Engine:
         drafters = {**model_free(), **self._heads}
@@ -104,15 +115,30 @@ class Runs:
         return Seq(f"{next(self._ids)}", prompt, len(prompt), params, spec, tenant, cursor=turn.cursor())
 
 
+def answered(engine: Engine, seqs: Sequence[Seq]) -> Timing:
+    """Once all have their first token."""
+    for seq in seqs:
+        engine.submit(seq)
+    while any(not seq.output for seq in seqs):
+        engine.step()
+    tokens, rounds, started = 0, 0, perf_counter()
+    while engine.busy:
+        for r in engine.step():
+            tokens, rounds = tokens + len(r.tokens), rounds + 1
+    return Timing(tokens, rounds, perf_counter() - started)
+
+
 def groups(turns: Sequence[T], load: int) -> list[list[T]]:
     """All turns, so many at once; the last group is filled from the first turns."""
     filled = [turns[i % len(turns)] for i in range(-(-len(turns) // load) * load)]
     return [filled[i : i + load] for i in range(0, len(filled), load)]
 
 
-def ways(drafters: tuple[str, ...]) -> dict[str, SpecConfig]:
-    fixed = {f"fixed {k}": SpecConfig(drafters, k, adaptive=False) for k in FIXED}
-    return {PLAIN: SpecConfig(("none",), max_draft=0), **fixed, ADAPTIVE: SpecConfig(drafters)}
+def ways(drafters: tuple[str, ...], trained: Sequence[str] = ()) -> dict[str, SpecConfig]:
+    made = {PLAIN: SpecConfig(("none",), max_draft=0)}
+    made |= {f"fixed {k}": SpecConfig((*drafters, *trained), k, adaptive=False) for k in FIXED}
+    made[ADAPTIVE] = SpecConfig((*drafters, *trained))
+    return {**made, UNTRAINED: SpecConfig(drafters)} if trained else made
 
 
 def measure(
@@ -130,33 +156,46 @@ def measure(
     for case in cases:
         rates: dict[str, list[tuple[float, float]]] = {way: [] for way in specs}
         for repeat in range(repeats + 1):
-            for way in rng.sample(list(specs), len(specs)):
-                found = runs.rate(way, case, by_workload[case.workload], 100 * repeat)
-                if repeat:
-                    rates[way].append(found)
+            found = runs.rates(case, by_workload[case.workload], 100 * repeat, rng)
+            if repeat:
+                for way, one in found.items():
+                    rates[way].append(one)
         yield row(case, rates)
 
 
 def row(case: Case, rates: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     speeds = {way: [speed for speed, _ in found] for way, found in rates.items()}
-    best = max((way for way in speeds if way != ADAPTIVE), key=lambda way: median(speeds[way]))
+    best = max((way for way in speeds if way not in (ADAPTIVE, UNTRAINED)), key=lambda w: median(speeds[w]))
     against = {
         way: asdict(Spread.of([a / b for a, b in zip(found, speeds[PLAIN], strict=True)]))
         for way, found in speeds.items()
     }
-    hindsight = [a / b for a, b in zip(speeds[ADAPTIVE], speeds[best], strict=True)]
+    adaptive = speeds[ADAPTIVE]
+    hindsight = [a / b for a, b in zip(adaptive, speeds[best], strict=True)]
+    untrained = [a / b for a, b in zip(adaptive, speeds.get(UNTRAINED, adaptive), strict=True)]
     return {
         **asdict(case),
         "tokens_per_s": {way: asdict(Spread.of(found)) for way, found in speeds.items()},
         "against_plain": against,
         "best": best,
         "against_best": asdict(Spread.of(hindsight)),
+        "against_untrained": asdict(Spread.of(untrained)) if UNTRAINED in speeds else None,
         "tokens_per_pass": {way: median([t for _, t in found]) for way, found in rates.items()},
     }
 
 
 def _against(way: str) -> Column:
-    return Column(way, lambda r: f"{r['against_plain'][way]['median']:.2f}")
+    """Ways that were not run are left out."""
+
+    def cell(r: dict[str, Any]) -> str:
+        return f"{r['against_plain'][way]['median']:.2f}" if way in r["against_plain"] else "-"
+
+    return Column(way, cell)
+
+
+def _against_untrained(r: dict[str, Any]) -> str:
+    spread = r.get("against_untrained")
+    return Spread(**spread).text(2) if spread else "-"
 
 
 COLUMNS: Final = (
@@ -168,6 +207,7 @@ COLUMNS: Final = (
     Column("adaptive", lambda r: Spread(**r["against_plain"][ADAPTIVE]).text(2)),
     Column(HINDSIGHT, lambda r: f"{r['best']}: {r['against_plain'][r['best']]['median']:.2f}"),
     Column("adaptive / best", lambda r: f"{r['against_best']['median']:.2f}"),
+    Column("with / without trained", _against_untrained),
     Column("tokens per pass", lambda r: f"{r['tokens_per_pass'][ADAPTIVE]:.2f}"),
 )
 
@@ -186,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-prompt", type=int, default=600)
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=[ADAPTIVE], help="leave out the fixed lengths")
     parser.add_argument("--short", action="store_true", help="SmolLM2 in about 10 minutes on two quiet cores")
     parser.add_argument("--write", action="store_true", help="write bench/results and its page")
     options = parser.parse_args([*SHORT, *given] if "--short" in given else given)
@@ -194,11 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = files(options.data)
     every, _ = gather(chosen, llm.tokenizer, llm.constraints, options.turns, options.max_prompt)
     turns = {kind: [turn for turn in every if turn.kind == kind][: options.turns] for kind in (AGENTS, CHAT)}
-    drafters = (*SpecConfig().drafters, *llm.trained.values())
+    drafters, trained = SpecConfig().drafters, tuple(llm.trained.values())
+    specs = ways(drafters, trained)
+    if options.only:
+        specs = {way: spec for way, spec in specs.items() if not way.startswith("fixed")}
     kinds = [kind for kind, found in turns.items() if found]
     cases = [Case(k, t, n) for k in kinds for t in options.temperature for n in options.loads]
     console, rows = Console(width=160, highlight=False), []
-    for one in measure(llm, turns, cases, ways(drafters), options.tokens, options.repeats):
+    for one in measure(llm, turns, cases, specs, options.tokens, options.repeats):
         console.print("  ".join(f"{c.title} {c.cell(one)}" for c in COLUMNS))
         rows.append(one)
     console.print(Table.of(COLUMNS, rows).terminal(1))
@@ -206,7 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bench import pages
 
         name = machine.called(llm.name)
-        about = {"model": name, "where": llm.target.describe(), "drafters": drafters, **machine.facts()}
+        about = {
+            "model": name,
+            "where": llm.target.describe(),
+            "drafters": drafters + trained,
+            **machine.facts(),
+        }
         result = {"machine": about, "command": machine.command("control", given), "rows": rows}
         results_folder.write(result, f"control-{name}" + ("-trained" if llm.trained else ""))
         pages.write()

@@ -92,6 +92,8 @@ class Seq:
     cached_on_disk: int = 0  # of them, those that were read from the disk
     preemptions: int = 0  # how often it gave its place back: to a full cache, or to one that generates
     end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
+    # By the engine's clock: in no pass before, since a draft is on its way. Its prompt is read all the same.
+    held_until: Callable[[], float] | None = None
 
     @property
     def pending(self) -> list[int]:
@@ -351,6 +353,13 @@ class Drafter(Protocol):
 
     def begin(self, seq: Seq) -> None:
         """A sequence was admitted; its prompt is known."""
+        return
+
+    def prepare(self, seq: Seq) -> None:
+        """The target reads the prompt beside the engine: work of the first draft on it costs nothing now.
+
+        Not called for every sequence, and maybe several times for one.
+        """
         return
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from paceline.advise.replay import Decoding, RecordedOutput, Simulation
+from paceline.advise.target_outputs import TargetOutput, asks_us
+from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine import masking
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import Ask, Draft, Drafter, HiddenRows, Round, Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Round, Seq
 
 PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5], [7, 1, 2, 3, 9, 9, 9], [2, 3, 4, 1, 2])
 MAX_TOKENS = 40
@@ -96,6 +98,28 @@ def test_outputs_at_once_share_passes() -> None:
     seqs, _ = engine_run(spec, constrained=False)
     done = simulate(recorded(seqs, constrained=False), spec, concurrency=4)
     assert sum(d.target_ms for d in done) == pytest.approx((10 + 4) * (MAX_TOKENS - 1))
+
+
+def test_asks_take_longer_between_passes_than_in_a_replay() -> None:
+    """The controller knows: drafts that take ten passes are not made."""
+    seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
+    outputs, spec = recorded(seqs, constrained=False), SpecConfig(("ngram",), 8)
+    accepted = []
+    for ask_us in (0.0, 100_000.0):
+        made = Simulation(spec, ToyTarget(memory=1), model_free(), Rate(cost), cost, ask_us=ask_us)
+        done = made.run(outputs)
+        accepted.append(sum(sum(d.by_source.values()) for d in done))
+        assert sum(d.draft_ms for d in done) >= len(made.asks_us) * ask_us / 1000
+    assert accepted[1] < accepted[0] / 4
+
+
+def test_the_time_of_an_ask_is_that_of_the_named_drafters_alone() -> None:
+    r = Round("a", 8, ("ngram",), NO_DRAFT, (), (1,), 8, 1, 1, 90, 1000, asked=("suffix", "ngram"))
+    rounds = (r, r, replace(r, asked=()), replace(r, asked=("block",)), replace(r, batch=2))
+    seq = Seq("a", [1], 1)
+    tokenized = TokenizedRequest(TracedRequest("a", "", "a", {}), (1,), (2,), "")
+    one = TargetOutput(tokenized, RecordedOutput(seq, (2,)), None, rounds)
+    assert asks_us([one], ("suffix", "ngram")) == [45.0]  # the first pass has the prompt
 
 
 def test_a_controller_stops_drafts_that_are_never_accepted() -> None:

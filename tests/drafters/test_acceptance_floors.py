@@ -9,6 +9,7 @@ import pytest
 
 from paceline.advise.replay import ReplayStats, follow, replay
 from paceline.drafters.drafter_list import DrafterList
+from paceline.drafters.mailbox import Mailbox
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
@@ -38,6 +39,23 @@ def from_the_past(known: Knowledge) -> float:
     return stats.tokens_per_pass
 
 
+def from_the_post(known: Knowledge) -> float:
+    """A client that knows the text and is one pass late: each draft is based on the text before the last."""
+    _, output = edited_code()
+    mailbox, guessed = Mailbox(), known(output)
+    seq, stats, seen = Seq("a", [0], 1), ReplayStats(), 0
+    mailbox.open(seq.id, max(output) + 1)
+    while stats.tokens < len(output):
+        mailbox.post(seq.id, seen, guessed[seen : seen + 16])
+        seen = stats.tokens
+        (draft,) = mailbox.draft([Ask(seq, 8)])
+        rest = output[stats.tokens :]
+        path = follow(draft, rest)[: len(rest) - 1]
+        seq.tokens.extend(rest[: len(path) + 1])
+        stats += ReplayStats(len(path) + 1, 1, len(draft), len(path))
+    return stats.tokens_per_pass
+
+
 def from_the_prediction(known: Knowledge) -> float:
     before, after = edited_code()
     return replay(Prediction(), [], after, prediction=known(before)).tokens_per_pass
@@ -50,6 +68,7 @@ def from_the_prediction(known: Knowledge) -> float:
         ("suffix", 3.5, lambda known: from_the_prompt(Suffix(SuffixSettings(remember=False)), known)),
         ("suffix memory", 2.3, from_the_past),
         ("prediction", 3.5, from_the_prediction),
+        ("mailbox", 3.5, from_the_post),
         ("relay", 3.5, lambda known: from_the_prompt(DrafterList([NoDrafter(), Ngram()]), known)),
     ],
 )

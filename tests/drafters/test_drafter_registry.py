@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters import DRAFTERS, NEEDS, TARGET_DRAFTERS, model_free
 from paceline.errors import DrafterMismatch
 from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import load_model, unusable
+from paceline.types import Ask, Seq
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
 
@@ -45,3 +48,23 @@ def test_a_draft_model_must_be_smaller_than_its_target(smollm2_path: Path) -> No
 def test_a_draft_model_that_cannot_be_read_is_not_usable(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("not JSON")
     assert unusable("model", tmp_path, draft_model=tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", ["suffix", "ngram"])
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=5))
+def test_a_drafter_that_has_prepared_for_a_prompt_drafts_the_same(
+    name: str, prompt: list[int], output: list[int]
+) -> None:
+    drafts = []
+    for prepares in (False, True):
+        drafter = model_free()[name]
+        for number in range(2):  # the second finds the first in the memory
+            seq = Seq(f"s{number}", list(prompt), len(prompt), tenant="t")
+            drafter.begin(seq)
+            for _ in range(2 * prepares):
+                drafter.prepare(seq)
+            for token in output:
+                seq.tokens.append(token)
+                drafts.append((prepares, drafter.draft([Ask(seq, 5)])[0]))
+            drafter.end(seq)
+    assert [d for prepared, d in drafts if prepared] == [d for prepared, d in drafts if not prepared]

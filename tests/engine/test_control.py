@@ -90,10 +90,34 @@ def test_one_hiccup_hardly_counts_and_a_slower_machine_is_noticed() -> None:
     cost.learn(9, 180)
     cost.learn(1, 100_000)
     assert cost(1) < 200
+    for _ in range(20):
+        cost.learn(1, 100)
+        cost.learn(9, 180)
     for _ in range(40):
         cost.learn(1, 1000)
     assert cost(1) == pytest.approx(1000, rel=0.05)
     assert cost(9) > 1000  # never measured since, but it is the same machine
+
+
+def test_a_row_count_is_not_dear_or_cheap_for_one_pass_that_was() -> None:
+    """Its first pass took a third longer; those of its neighbours took what the curve says."""
+    table = CostTable({256: {1: 4.0, 8: 7.5, 16: 12.0}})
+    for factor in (2 / 3, 4 / 3):
+        cost = CostCurve(table)
+        for _ in range(10):
+            for rows in (4, 7):
+                cost.learn(rows, 1000 * table(rows, 0))
+        cost.learn(5, factor * 1000 * table(5, 0))
+        assert cost(5) / cost(4) == pytest.approx(table(5, 0) / table(4, 0), rel=0.1)
+
+
+def test_a_row_count_that_is_always_dearer_than_the_curve_says_is_known_for_it() -> None:
+    table = CostTable({256: {1: 4.0, 8: 7.5, 16: 12.0}})
+    cost = CostCurve(table)
+    for _ in range(20):
+        for rows, factor in ((4, 1.0), (5, 1.4)):
+            cost.learn(rows, factor * 1000 * table(rows, 0))
+    assert cost(5) / cost(4) == pytest.approx(1.4 * table(5, 0) / table(4, 0), rel=0.06)
 
 
 def test_a_draft_is_cut_where_it_gets_unsure() -> None:

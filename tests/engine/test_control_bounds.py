@@ -203,3 +203,38 @@ def test_a_head_that_does_not_pay_stops_reading_hidden_states() -> None:
     fast = simulate(SMALL_CPU, with_head, SpecConfig((*LIST, "block")), 16, 60)
     assert fast.tokens_per_s >= 0.97 * plain(SMALL_CPU, 16, 60).tokens_per_s
     assert made[-1].asks < 16
+
+
+def seconds_at_first(timer: Timer) -> list[SimulatedDrafter]:
+    return [replace(one, first_us=3e6) for one in agents(timer)]
+
+
+def prompts_indexed(timer: Timer) -> list[SimulatedDrafter]:
+    return [replace(one, begin_us=300) for one in agents(timer)]
+
+
+def head_at_first(timer: Timer) -> list[SimulatedDrafter]:
+    quick = replace(head(timer), us=100, read_us=3, read_every=17)
+    return [replace(quick, first_us=3e4, begin_us=300, prompt_us=4000)]
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(seconds_at_first, LIST), (prompts_indexed, LIST), (head_at_first, ("block",))],
+)
+def test_what_happens_once_is_no_price_of_later_drafts(make: Make, names: tuple[str, ...]) -> None:
+    """A compiler that runs in the first draft of all, a prompt that is indexed in the first of a text, or a
+    prompt whose hidden states are read.
+
+    A pass of this machine is shorter than each of them.
+    """
+    adaptive, fixed = (
+        simulate(SMALL_GPU, make, spec, 1, 1000, prompt=9000, answer=64)  # in three pieces
+        for spec in (SpecConfig(names), SpecConfig(names, 5, adaptive=False))
+    )
+    decoding = [
+        sum(r.target_us + r.draft_us for r in outcome.rounds if r.rows < 64 and r.draft_us < 3000)
+        / outcome.tokens
+        for outcome in (adaptive, fixed)
+    ]
+    assert decoding[0] <= 1.07 * decoding[1]

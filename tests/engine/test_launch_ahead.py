@@ -346,3 +346,32 @@ def test_a_drafter_is_forgotten_after_its_last_rounds_are_learned() -> None:
     while e.busy:
         e.step()
     assert seq.output == plain_text(a_seq("a", 12))
+
+
+class Prepared(Drafter):
+    """Notes what it is told and asked, in order."""
+
+    name = "prepared"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def prepare(self, seq: Seq) -> None:
+        self.calls.append(("prepare", len(seq.tokens)))
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls += [("draft", len(ask.seq.tokens)) for ask in asks]
+        return [Draft(()) for _ in asks]
+
+
+def test_drafters_prepare_for_a_prompt_while_it_is_read() -> None:
+    """Where a pass does not run beside the host, that would only delay the first token."""
+    for target, prepared in ((RunningTarget(), True), (ToyTarget(), False)):
+        drafter = Prepared()
+        e = Engine(target, {"prepared": drafter}, Fixed(), config=EngineConfig(prefill_chunk=8))
+        e.submit(a_seq("s", 3, SpecConfig(("prepared",)), prompt=20))
+        while e.busy:
+            e.step()
+        assert (("prepare", 20) in drafter.calls) == prepared
+        assert all(length == 20 for call, length in drafter.calls if call == "prepare")
+        assert drafter.calls[0] == ("prepare" if prepared else "draft", 20)

@@ -143,14 +143,21 @@ class SimulatedDrafter(Drafter):
     us: float = 0.0  # of a draft
     node_us: float = 0.0  # of each of its nodes
     batch_us: float = 0.0  # of a call, whatever the number of asks
+    first_us: float = 0.0  # of the very first call: something is compiled or loaded
+    begin_us: float = 0.0  # of the first draft of each sequence: its prompt is indexed
     read_us: float = 0.0  # of hidden states, for each sequence and pass
     read_every: int = 1  # passes, whose hidden states are read at once
+    prompt_us: float = 0.0  # of those of a piece of a prompt
     claims: Callable[[float], float] | None = lambda chance: min(0.999, chance)  # None: no scores
     taps: tuple[int, ...] = ()
     asks: int = field(default=0, init=False)
+    _begun: set[str] = field(default_factory=set, init=False)
     _unread: Counter[str] = field(default_factory=Counter, init=False)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        begun = {ask.seq.id for ask in asks} - self._begun
+        self.timer.pass_us(self.begin_us * len(begun) + (0.0 if self.asks else self.first_us))
+        self._begun |= begun
         self.asks += len(asks)
         self.timer.pass_us(self.batch_us)
         return [self._draft(ask) for ask in asks]
@@ -174,6 +181,9 @@ class SimulatedDrafter(Drafter):
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A draft reads what is left."""
         for rows in hidden_rows:
+            if rows.start < rows.seq.prompt_len - 1:
+                self.timer.pass_us(self.prompt_us)
+                continue
             self._unread[rows.seq.id] += 1
             if self._unread[rows.seq.id] >= self.read_every:
                 self.timer.pass_us(self.read_us * self._unread.pop(rows.seq.id))

@@ -16,6 +16,7 @@ from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
+    asks_us,
     overhead_ms,
     prefill_ms,
     target_outputs,
@@ -191,7 +192,7 @@ class _RouteAdvisor:
         self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
-        self._overhead_ms = 0.0
+        self._overhead_ms = self._ask_us = 0.0
         self._cost = engine.cost
 
     def advise(
@@ -210,6 +211,7 @@ class _RouteAdvisor:
         self._overhead_ms = overhead_ms(outputs)
         answered = [_rounds(one) for one in outputs if one.rounds]
         self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
+        self._ask_us = self._slower_asks_us(outputs)
         figures = workload(requests, [one.tokenized for one in outputs])
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
@@ -280,17 +282,33 @@ class _RouteAdvisor:
     def _simulate(
         self, outputs: Sequence[TargetOutput], spec: SpecConfig, concurrency: int = 1, fixed: bool = False
     ) -> list[Decoding]:
+        return self._simulation(spec, concurrency, fixed).run([one.recorded for one in outputs])
+
+    def _simulation(self, spec: SpecConfig, concurrency: int = 1, fixed: bool = False) -> Simulation:
         engine = self._engine
-        simulation = Simulation(
+        return Simulation(
             spec,
             engine.llm.target,
             {**model_free(), **engine.drafters},
             (engine.fixed if fixed else engine.controller)(),
             self._cost,
             overhead_ms=self._overhead_ms,
+            ask_us=self._ask_us,
             concurrency=concurrency,
         )
-        return simulation.run([one.recorded for one in outputs])
+
+    def _slower_asks_us(self, outputs: Sequence[TargetOutput]) -> float:
+        """Microseconds that an ask takes longer between two passes than in a replay of the same outputs.
+
+        The weights that a pass reads drive everything else out of the processor's caches.
+        """
+        self._ask_us, default = 0.0, FREE_LISTS[0]
+        engine = asks_us(outputs, default)
+        if len(engine) < MIN_ROUNDS:
+            return 0.0
+        simulation = self._simulation(SpecConfig(default, DEFAULT_LENGTH))
+        simulation.run([one.recorded for one in outputs])
+        return max(0.0, median(engine) - median(simulation.asks_us)) if simulation.asks_us else 0.0
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
         """Tokens per pass and speed-up, with intervals from resampled conversations."""

@@ -151,12 +151,15 @@ class Simulation:
         cost: PassCost,
         *,
         overhead_ms: float = 0.0,  # of a round, outside of drafters and target
+        ask_us: float = 0.0,  # of an ask of a drafter, beyond what it takes here
         concurrency: int = 1,
         prefill_chunk: int = EngineConfig().prefill_chunk,
     ) -> None:
         self._spec, self._controller, self._cost = spec, controller, cost
         self._drafting = Drafting(target, drafters, controller)
         self._overhead_ms, self._concurrency, self._chunk = overhead_ms, concurrency, prefill_chunk
+        self._ask_us = ask_us
+        self.asks_us: list[float] = []  # of one ask, in each round with any
 
     def run(self, outputs: Sequence[RecordedOutput]) -> list[Decoding]:
         """All outputs, in this order, as many at once as the simulation has places."""
@@ -211,6 +214,9 @@ class Simulation:
         started = perf_counter_ns()
         by_drafter, read_us = self._drafting.draft(scheduled)
         draft_us = (perf_counter_ns() - started) // 1000
+        if asks := sum(len(s.asked) for s in scheduled):
+            self.asks_us.append(draft_us / asks)
+            draft_us += round(asks * self._ask_us)
         rows = sum(s.rows for s in scheduled)
         plain_ms = self._cost(len(live), context)
         target_ms = max(plain_ms, self._cost(rows, context))  # curves may cross where they are extrapolated

@@ -10,6 +10,7 @@ from paceline.advise.chart import STYLE, Chart, Series, svg
 from paceline.advise.engine_flags import Speculation, engine_flags
 from paceline.advise.memory_estimate import MIB, MemoryEstimate
 from paceline.advise.replay import PassCost
+from paceline.advise.routes_file import route_yaml, routes_yaml
 
 TEMPLATE: Final = Path(__file__).parent / "report.html"
 CHART_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -60,7 +61,8 @@ class Advice:
         return {
             "target": self.target,
             "machine": dict(self.machine),
-            "routes": [one.as_dict() for one in self.routes],
+            "routes": [one.as_dict() | {"config": route_yaml(one)} for one in self.routes],
+            "routes_file": routes_yaml(self.routes),
             "memory": {
                 **asdict(self.memory),
                 "cache_mb": self.memory.cache_mb,

@@ -33,6 +33,14 @@ def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | No
     return "\n".join(lines) + "\n" + yaml.safe_dump({"routes": body}, sort_keys=False, allow_unicode=True)
 
 
+def route_yaml(one: RouteAdvice) -> str | None:
+    """The entry of one route; None: there is too little data to set anything."""
+    if one.decision == "too little data":
+        return None
+    entry = {"name": one.route, **({"match": dict(one.match)} if one.match else {}), **_settings(one)}
+    return yaml.safe_dump([entry], sort_keys=False, allow_unicode=True)
+
+
 def _is_closed(routes: Sequence[Mapping[str, Any]]) -> bool:
     """The last route takes everything."""
     return bool(routes) and "match" not in routes[-1]

@@ -6,7 +6,7 @@ again. Speculation changes no token, so the answers are written with drafts.
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -164,6 +164,12 @@ def overhead_ms(outputs: Sequence[TargetOutput]) -> float:
         if len(one.rounds) > 1:
             rests.append(max(0.0, one.decode_ms - inside) / len(one.rounds[1:]))
     return median(rests) if rests else 0.0
+
+
+def asks_us(outputs: Sequence[TargetOutput], drafters: Container[str]) -> list[float]:
+    """Microseconds of one ask, in each round that asked these drafters and no other."""
+    rounds = [r for one in outputs for r in one.rounds[1:] if r.asked and r.batch == 1]
+    return [r.draft_us / len(r.asked) for r in rounds if all(name in drafters for name in r.asked)]
 
 
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:

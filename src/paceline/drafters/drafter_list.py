@@ -66,11 +66,19 @@ class DrafterList(Drafter):
         self._observers = tuple(
             d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
         )
+        self._preparing = tuple(
+            d for d in self.drafters if getattr(type(d), "prepare", Drafter.prepare) is not Drafter.prepare
+        )
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
         self._tapped = tuple(drafter for drafter in self.drafters if drafter.taps)
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._policy = policy or _AskAll()
+
+    @property
+    def observes(self) -> bool:
+        """True if a member learns from verdicts."""
+        return bool(self._observers)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
@@ -96,9 +104,7 @@ class DrafterList(Drafter):
         for drafter in self._unconstrained:
             name = drafter.name
             chosen = [
-                (i, ask if nodes >= ask.budget else replace(ask, budget=nodes))
-                for i, ask in left
-                if (nodes := budget(name, ask.seq, ask.budget))
+                (i, _within(ask, nodes)) for i, ask in left if (nodes := budget(name, ask.seq, ask.budget))
             ]
             if not chosen:
                 continue
@@ -186,6 +192,13 @@ class DrafterList(Drafter):
                 drafter.begin(seq)
             except Exception as problem:
                 self._log_failure(drafter, "the request begins without it", problem)
+
+    def prepare(self, seq: Seq) -> None:
+        for drafter in self._preparing:
+            try:
+                drafter.prepare(seq)
+            except Exception as problem:
+                self._log_failure(drafter, "its first draft starts afresh", problem)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for drafter in self._observers:
@@ -286,7 +299,9 @@ def _needs_grammar(drafter: Drafter) -> bool:
 
 def _within(ask: Ask, nodes: int) -> Ask:
     """The ask for so many nodes at most."""
-    return ask if nodes >= ask.budget else replace(ask, budget=nodes)
+    if nodes >= ask.budget:
+        return ask
+    return Ask(ask.seq, nodes, ask.after, ask.cursor, ask.forced_budget)
 
 
 class _DraftInProgress:

@@ -33,6 +33,9 @@ class Ngram(Drafter):
     def begin(self, seq: Seq) -> None:
         self._seqs[seq.id] = _Occurrences()
 
+    def prepare(self, seq: Seq) -> None:
+        self._catch_up(seq)
+
     def end(self, seq: Seq) -> None:
         self._seqs.pop(seq.id, None)
 

@@ -23,6 +23,7 @@ from paceline.engine.estimates import (
     Gain,
     Prior,
     ReadShare,
+    StartTime,
     TextFactor,
 )
 from paceline.types import NO_DRAFT, ROOT, Ask, Controller, Draft, DraftPolicy, Round, Seq
@@ -88,6 +89,15 @@ class Bank:
             self.cool_down = max(self.cool_down // 2, COOL_DOWN[0])
 
 
+class _Source:
+    """A drafter's acceptance on a text: that on its route, and the text's own factor."""
+
+    __slots__ = ("acceptance", "factor")
+
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance, self.factor = acceptance, TextFactor()
+
+
 @dataclass(slots=True)
 class _Text:
     """The state of one sequence."""
@@ -95,8 +105,9 @@ class _Text:
     route: str
     reads: int = 0  # passes in which heads read its hidden states even if they do not seem to pay
     bank: Bank = field(default_factory=Bank)
-    factors: dict[str, TextFactor] = field(default_factory=dict)  # by drafter
+    sources: dict[str, "_Source"] = field(default_factory=dict)  # of its nodes, by drafter
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
+    begun: set[str] = field(default_factory=set)  # drafters that were asked before
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
@@ -114,9 +125,9 @@ class Rate(Controller, DraftPolicy):
         self.cost = CostCurve(prior)
         self.estimates = known = Estimates()
         self._acceptance, self._gains = known.acceptance, known.gains
-        self._draft_us, self._read_us = known.draft_us, known.read_us
+        self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
         self._texts: dict[str, _Text] = {}
-        self._explored = 0.0  # tokens of time to spend on such reading by drafters that do not seem to pay
+        self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
@@ -132,10 +143,11 @@ class Rate(Controller, DraftPolicy):
         if not seqs:
             return []
         context = max([len(seq.tokens) for seq in seqs])
-        users = len(seqs) + waiting
-        self._us_price = self.estimates.speedup * users / self.cost(users, context)
-        added_us = self.cost(rows + ROWS_AHEAD, context) - self.cost(rows, context)
-        self._row_price = self._us_price * added_us / ROWS_AHEAD
+        users, cost = len(seqs) + waiting, self.cost
+        rows_us = cost(rows, context)
+        users_us = rows_us if users == rows else cost(users, context)
+        self._us_price = self.estimates.speedup * users / users_us
+        self._row_price = self._us_price * (cost(rows + ROWS_AHEAD, context) - rows_us) / ROWS_AHEAD
         return [self._planned(seq) for seq in seqs]
 
     def _planned(self, seq: Seq) -> int:
@@ -160,16 +172,17 @@ class Rate(Controller, DraftPolicy):
         text = self._text(seq)
         if not seq.spec.adaptive:
             return nodes
-        first = reach == 1 and not gain
-        if drafter not in self._draft_us:
+        if self._time(drafter) is None:
             if drafter in self._untimed:  # its price is learned with one sequence
                 return 0
             self._untimed.add(drafter)
         if self._value(text, drafter, reach, gain) > 0:
-            return min(nodes, self._length(text, drafter, reach, seq.spec.accept == "match"))
-        if first and self._may_explore(text, drafter):
+            length = self._length(text, drafter, reach, seq.spec.accept == "match")
+            return length if length < nodes else nodes
+        if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
             text.explored[drafter] = spent + self._ask_price(drafter)
+            self._explored -= self._start_price(text, drafter)
             may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
             return nodes if may_cut else min(nodes, PROBE_NODES)
         return 0
@@ -205,16 +218,23 @@ class Rate(Controller, DraftPolicy):
     def _value(self, text: _Text, drafter: str, reach: float, gain: float) -> float:
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
-        time = self._draft_us.get(drafter)
+        time = self._time(drafter)
         price, us = self._row_price, self.estimates.own_us
         if time is not None:
             price += self._us_price * time.node_us
             us += time.draft_us
+            if drafter not in text.begun and drafter in self._start_us:
+                us += self._start_us[drafter].us_per_ask
         if drafter in self._read_us:
             reads = self._reads.get(drafter)
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         gained = CAUTION * reach * self._gain(text, drafter)(price / (CAUTION * reach))
         return gained - gain - self._us_price * us - MIN_GAIN
+
+    def _time(self, drafter: str) -> DraftTime | None:
+        """None: not known yet."""
+        time = self._draft_us.get(drafter)
+        return time if time is not None and time.known else None
 
     def _reading_us(self, drafter: str) -> float:
         time = self._read_us.get(drafter)
@@ -226,9 +246,12 @@ class Rate(Controller, DraftPolicy):
         Else one node more than are expected to pay, since more than were asked for are never seen. The first
         drafts are short and long by turns, to tell the time of a node from that of a draft.
         """
-        if self._is_timed(drafter):
-            return PROBE_NODES
-        node_price = self._node_price(drafter)
+        time = self._draft_us.get(drafter)
+        node_price = 0.0
+        if time is not None:
+            if time.observed < TIMED_DRAFTS and self._is_timed(drafter):
+                return PROBE_NODES
+            node_price = self._us_price * time.node_us
         if may_cut and node_price < NOTICEABLE:
             return MAX_NODES
         return 1 + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
@@ -239,16 +262,26 @@ class Rate(Controller, DraftPolicy):
         return time is not None and time.observed < TIMED_DRAFTS and time.observed % 2 == 1
 
     def _node_price(self, drafter: str) -> float:
-        time = self._draft_us.get(drafter)
+        time = self._time(drafter)
         return self._us_price * time.node_us if time is not None else 0.0
 
     def _may_explore(self, text: _Text, drafter: str) -> bool:
+        if text.bank.plain and self._time(drafter) is None:
+            return False
         left = min(text.to_explore - text.explored.get(drafter, 0.0), MAX_EXPLORED)
-        return left >= self._ask_price(drafter)
+        if left < self._ask_price(drafter):
+            return False
+        start = self._start_price(text, drafter)
+        return start < NOTICEABLE or self._explored >= min(start, MAX_EXPLORED / 2)
 
     def _ask_price(self, drafter: str) -> float:
-        time = self._draft_us.get(drafter)
-        return self._us_price * ((time(PROBE_NODES) if time else 0.0) + self.estimates.own_us)
+        time = self._time(drafter)
+        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self.estimates.own_us)
+
+    def _start_price(self, text: _Text, drafter: str) -> float:
+        """Of the first draft of a text, beyond that of a later one."""
+        start = self._start_us.get(drafter)
+        return 0.0 if start is None or drafter in text.begun else self._us_price * start.us
 
     def _gain(self, text: _Text, drafter: str) -> Gain:
         gain = text.gains.get(drafter)
@@ -276,12 +309,10 @@ class Rate(Controller, DraftPolicy):
         if draft and draft is text.scored:
             return text.chances
         given: list[float] = []
-        for source, first, last in _runs(draft):
-            factor = text.factors.get(source)
+        for name, first, last in _runs(draft):
             at = depth + (first if draft.parents is None else draft.depth(first) - 1)
-            given += self._known(text.route, source).chances(
-                _scores(draft, first, last), at, factor.value if factor else 1.0
-            )
+            source = text.sources.get(name) or self._source(text, name)
+            given += source.acceptance.chances(_scores(draft, first, last), at, source.factor.value)
         if draft.parents is None:
             reach = 1.0
             return [reach := reach * c for c in given]
@@ -290,11 +321,12 @@ class Rate(Controller, DraftPolicy):
                 given[node] *= given[parent]
         return given
 
-    def _known(self, route: str, drafter: str) -> Acceptance:
-        known = self._acceptance.get((route, drafter))
+    def _source(self, text: _Text, drafter: str) -> _Source:
+        known = self._acceptance.get((text.route, drafter))
         if known is None:
-            known = self._acceptance[route, drafter] = Acceptance()
-        return known
+            known = self._acceptance[text.route, drafter] = Acceptance()
+        source = text.sources[drafter] = _Source(known)
+        return source
 
     def gain(self, seq: Seq, draft: Draft) -> float:
         row = self._row_price
@@ -329,48 +361,65 @@ class Rate(Controller, DraftPolicy):
     def learn(self, rounds: Sequence[Round]) -> None:
         if not rounds:
             return
-        first, nodes = rounds[0], sum([len(r.draft) for r in rounds])
-        context = max([r.start for r in rounds])
-        decoding = first.rows == len(rounds) + nodes  # no prompt is in the pass
+        first, count, cost = rounds[0], len(rounds), self.cost
+        nodes = sum([len(r.draft.tokens) for r in rounds])
+        context, tokens = max([r.start for r in rounds]), sum([len(r.tokens) for r in rounds])
+        decoding = first.rows == count + nodes  # no prompt is in the pass
+        alone_us = 0.0  # of the pass without drafts
         if decoding:
-            self.cost.learn(first.rows, first.target_us, context)
-            self._learn_speed(rounds, context)
+            cost.learn(first.rows, first.target_us, context)
+            alone_us = cost(count, context)
+            self._learn_speed(first, tokens / count * alone_us)
         ask_us = self._learn_draft_times(rounds, decoding)
         token_price = node_price = 0.0
         if ask_us or nodes:
             users = sum([bool(r.tokens) for r in rounds])
-            plain_us = self.cost(users, context) if self.cost.measured else max(1, first.target_us)
-            token_price = users / plain_us
-            if nodes:
-                added_us = self.cost(first.rows, context) - self.cost(first.rows - nodes, context)
-                node_price = token_price * added_us / nodes if self.cost.measured else 0.0
-        tokens, share = 0, len(rounds) ** -0.5  # others of the route explore for it too
+            if cost.measured:
+                token_price = users / (alone_us if users == count and decoding else cost(users, context))
+                if nodes:
+                    before = alone_us if decoding else cost(first.rows - nodes, context)
+                    node_price = token_price * (cost(first.rows, context) - before) / nodes
+            else:
+                token_price = users / max(1, first.target_us)
+        share = count**-0.5  # others of the route explore for it too
         for r in rounds:
-            text, count = self._texts.get(r.request), len(r.tokens)
-            if text is None or not count:
-                continue
-            tokens += count
-            bank = text.bank
-            if not bank.tokens:
-                text.to_explore += FIRST_EXPLORED * share
-            text.to_explore += EXPLORED * share * count
-            bank.tokens += count
-            bank.plain = max(0, bank.plain - count)
-            if r.asked:
-                asked_us = sum([ask_us[name] for name in r.asked])
-                cost = token_price * asked_us + node_price * len(r.draft)
-                bank.add(count - 1, cost)
-                if count - 1 > cost:
-                    text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
-            elif r.budget:
-                text.idle = IDLE_PASSES
-            if text.shadow or r.uncut:
-                self._compare(text, r.uncut, r.tokens)
+            text = self._texts.get(r.request)
+            if text is not None and r.tokens:
+                self._learn_text(text, r, ask_us, token_price, node_price, share)
+            elif text is None:
+                tokens -= len(r.tokens)
         self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED / 2)
 
-    def _learn_speed(self, rounds: Sequence[Round], context: int) -> None:
-        first, count = rounds[0], len(rounds)
-        plain_us = sum([len(r.tokens) for r in rounds]) / count * self.cost(count, context)
+    def _learn_text(
+        self,
+        text: _Text,
+        r: Round,
+        ask_us: Mapping[str, float],
+        token_price: float,
+        node_price: float,
+        share: float,
+    ) -> None:
+        """token_price, node_price: tokens that a microsecond, and a row of this pass, could have brought."""
+        bank, count = text.bank, len(r.tokens)
+        if not bank.tokens:
+            text.to_explore += FIRST_EXPLORED * share
+        text.to_explore += EXPLORED * share * count
+        bank.tokens += count
+        if bank.plain:
+            bank.plain = max(0, bank.plain - count)
+        if r.asked:
+            asked_us = sum([ask_us[name] for name in r.asked])
+            cost = token_price * asked_us + node_price * len(r.draft.tokens)
+            bank.add(count - 1, cost)
+            if count - 1 > cost:
+                text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
+        elif r.budget:
+            text.idle = IDLE_PASSES
+        if text.shadow.tokens or r.uncut.tokens:
+            self._compare(text, r.uncut, r.tokens)
+
+    def _learn_speed(self, first: Round, plain_us: float) -> None:
+        """plain_us: as long as the tokens of the pass would have taken without drafts."""
         known = self.estimates
         known.plain_us = SPEED_DECAY * known.plain_us + plain_us
         known.real_us = SPEED_DECAY * known.real_us + first.target_us + first.draft_us
@@ -382,41 +431,73 @@ class Rate(Controller, DraftPolicy):
         """
         r, by = rounds[0], rounds[0].draft_us_by
         after_prompt, self._after_prompt = self._after_prompt, not decoding
-        asks = Counter([name for s in rounds for name in s.asked])
+        asks, all_asks = dict[str, int](), 0
+        for s in rounds:
+            for name in s.asked:
+                asks[name] = asks.get(name, 0) + 1
+                all_asks += 1
         for name, count in self._readers.items():
             if count:
-                read_us = by.get(name) if not asks[name] else None
-                self._learn_reading(name, count, asks[name], read_us, r.target_us, after_prompt)
+                read_us = by.get(name) if name not in asks else None
+                self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
         if not asks:
-            return {}
-        own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
+            return asks
+        own_us = max(0.0, r.draft_us - sum(by.values())) / all_asks
         if not after_prompt:
-            self.estimates.own_us += OWN_SHARE * (own_us - self.estimates.own_us)
-        nodes = Counter([name for s in rounds for name in s.uncut.sources])
-        ask_us = {}
+            known = self.estimates.own_us
+            self.estimates.own_us += OWN_SHARE * (min(own_us, MAX_OUTLIER * known or own_us) - known)
+        own_us = min(own_us, MAX_OUTLIER * self.estimates.own_us)
+        begun = [name for s in rounds for name in self._begin(s)]
+        ask_us: dict[str, float] = {}
         for name, count in asks.items():
-            time = self._draft_us.get(name)
-            if time is None:
-                time = self._draft_us[name] = DraftTime()
-            us = by.get(name, 0) / count
-            if not after_prompt or not self._readers[name]:
-                time.learn(nodes[name] / count, us, r.target_us / r.batch)
-            own = min(own_us, MAX_OUTLIER * self.estimates.own_us)
-            ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
+            skipped = after_prompt and self._readers[name] > 0  # its time holds the reading of the prompt
+            us, nodes = by.get(name, 0) / count, sum([s.uncut.sources.count(name) for s in rounds]) / count
+            first = begun.count(name) if begun else 0
+            ask_us[name] = own_us + self._learn_draft_time(name, count, first, nodes, us, r, skipped)
         return ask_us
+
+    def _begin(self, r: Round) -> list[str]:
+        """The drafters that were asked for this text for the first time."""
+        text = self._texts.get(r.request)
+        if text is None or text.begun.issuperset(r.asked):
+            return []
+        new = [name for name in r.asked if name not in text.begun]
+        text.begun.update(new)
+        return new
+
+    def _learn_draft_time(
+        self, name: str, asked: int, begun: int, nodes: float, us: float, r: Round, skipped: bool
+    ) -> float:
+        """Returns the time to charge for one ask. A text pays by and by for its first draft.
+
+        us: of one of so many asks. begun: texts among them that had no draft by this drafter before.
+        """
+        time, start = self._draft_us.get(name), self._start_us.get(name)
+        if time is None or start is None:
+            time, start = self._draft_us.setdefault(name, DraftTime()), StartTime()
+            self._start_us[name] = start
+        max_us = r.target_us / r.batch
+        start.count(asked, begun)
+        if begun and time.known and us > time(nodes):  # a shorter one tells of later drafts, too
+            start.learn(asked * (us - time(nodes)) / begun, max_us)
+            return time(nodes) + start.us_per_ask
+        if not skipped or not time.known:
+            time.learn(nodes, us, max_us, steady=True)
+        return min(us, max_us if begun else MAX_OUTLIER * time(nodes))
 
     def _learn_reading(
         self, name: str, read: int, asked: int, us: int | None, target_us: int, after_prompt: bool
     ) -> None:
         """A head may leave hidden states for later and read many at once: the mean says what that takes.
 
-        us: None where the drafter was asked as well. After a prompt it is too high, but better than nothing.
+        us: None where the drafter was asked as well. After a prompt it is that of the whole prompt, which
+        says nothing of a pass.
         """
         reads, time = self._reads.get(name), self._read_us.get(name)
         if reads is None:
             reads = self._reads[name] = ReadShare()
         reads.learn(read, asked)
-        if us is None or (after_prompt and time is not None):
+        if us is None or after_prompt:
             return
         if time is None:
             time = self._read_us[name] = DraftTime()
@@ -441,17 +522,19 @@ class Rate(Controller, DraftPolicy):
         """Learns from each node that a token reaches, from `node` on; the last that came true, or _ENDED."""
         if draft.parents is not None:
             return self._walk_tree(text, draft, node, tokens)
-        first = node + 1
-        reached = draft.tokens[first : first + len(tokens)]
-        right = next(
-            (i for i, (a, b) in enumerate(zip(reached, tokens, strict=False)) if a != b), len(reached)
-        )
-        end = first + right + (right < len(reached))  # of the nodes observed, a wrong one included
+        first, right = node + 1, 0
+        for expected, token in zip(draft.tokens[first:], tokens, strict=False):
+            if expected != token:
+                break
+            right += 1
+        count = len(draft.tokens)
+        wrong = right < len(tokens) and first + right < count
+        end = first + right + wrong  # of the nodes observed, a wrong one included
         for source, start, stop in _runs(draft):
             a, b = max(start, first), min(stop, end)
             if a < b:
                 self._observe(text, source, _scores(draft, a, b), a, min(first + right, b) - a)
-        return end - 1 if right == len(tokens) and end < len(draft) else _ENDED
+        return end - 1 if right == len(tokens) and end < count else _ENDED
 
     def _walk_tree(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
         for token in tokens:
@@ -469,15 +552,12 @@ class Rate(Controller, DraftPolicy):
         return node if draft.children(node) else _ENDED
 
     def _observe(
-        self, text: _Text, source: str, scores: Sequence[float | None], depth: int, accepted: int
+        self, text: _Text, name: str, scores: Sequence[float | None], depth: int, accepted: int
     ) -> None:
-        expected = self._known(text.route, source).learn(scores, depth, accepted)
-        certain = scores.count(1.0)
+        source = text.sources.get(name) or self._source(text, name)
+        expected, certain = source.acceptance.learn(scores, depth, accepted), scores.count(1.0)
         if certain < len(scores):
-            factor = text.factors.get(source)
-            if factor is None:
-                factor = text.factors[source] = TextFactor()
-            factor.learn(len(scores) - certain, expected, max(0, accepted - certain))
+            source.factor.learn(len(scores) - certain, expected, max(0, accepted - certain))
 
     def end(self, seq: Seq) -> None:
         self._texts.pop(seq.id, None)
@@ -487,8 +567,9 @@ class Rate(Controller, DraftPolicy):
         self._reads.pop(drafter, None)
         for text in self._texts.values():
             text.gains.pop(drafter, None)
-            text.factors.pop(drafter, None)
+            text.sources.pop(drafter, None)
             text.explored.pop(drafter, None)
+            text.begun.discard(drafter)
             if drafter in text.shadow.sources:
                 text.shadow = NO_DRAFT
 

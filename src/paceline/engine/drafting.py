@@ -59,6 +59,12 @@ class Drafting:
         self._running[seq.spec.drafters] += 1
         self.drafter(seq).begin(seq)
 
+    def prepare(self, scheduled: Sequence[Scheduled]) -> None:
+        """Of sequences whose prompts are in a pass that runs beside the engine."""
+        for s in scheduled:
+            if len(s.seq.tokens) == s.seq.prompt_len and s.seq.spec.max_draft:
+                self.drafter(s.seq).prepare(s.seq)
+
     def end(self, seq: Seq) -> None:
         self._running -= Counter([seq.spec.drafters])  # a count of 0 goes
         self.drafter(seq).end(seq)
@@ -147,19 +153,18 @@ class Drafting:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
         if scores.hidden:
             self._show_hidden(scheduled, scores)
-        if len(scheduled) == 1:
-            s = scheduled[0]
-            if s.verdict is not None:
-                self.drafter(s.seq).observe([s.seq], [s.verdict], scores)
-            return
         number = {s.seq.id: i for i, s in enumerate(scheduled)}
         for group in _by_drafters([s for s in scheduled if s.verdict is not None]):
-            feeds = [number[s.seq.id] for s in group]
-            verdicts = [s.verdict for s in group if s.verdict is not None]
-            starts = tuple(scores.starts[i] for i in feeds)
-            rows = tuple(scores.rows[i] for i in feeds) if scores.rows else ()
-            of_group = replace(scores, starts=starts, rows=rows)
-            self.drafter(group[0].seq).observe([s.seq for s in group], verdicts, of_group)
+            drafter = self.drafter(group[0].seq)
+            if not drafter.observes:
+                continue
+            verdicts, of_group = [s.verdict for s in group if s.verdict is not None], scores
+            if len(group) < len(scheduled):
+                feeds = [number[s.seq.id] for s in group]
+                starts = tuple(scores.starts[i] for i in feeds)
+                rows = tuple(scores.rows[i] for i in feeds) if scores.rows else ()
+                of_group = replace(scores, starts=starts, rows=rows)
+            drafter.observe([s.seq for s in group], verdicts, of_group)
 
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
@@ -187,7 +192,10 @@ class Drafting:
 
 def _by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
     """Sequences with the same list of drafters, together."""
-    if len(scheduled) == 1:
+    if not scheduled:
+        return
+    first = scheduled[0].seq.spec.drafters
+    if all(s.seq.spec.drafters == first for s in scheduled):
         yield list(scheduled)
         return
     ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)

@@ -169,6 +169,8 @@ class Engine:
         away_ns = self._timer() - self._returned_ns
         current, rounds = self._take_launched()
         self._report_last()
+        if current.scores.running:
+            self._drafting.prepare(current.scheduled)
         following = self._prepare(current, away_ns)
         rows, target_us = self._wait(current, away_ns)
         outcomes = [
@@ -247,6 +249,8 @@ class Engine:
             return []
         running = self._scheduler.running()
         if len(running) != len(current.scheduled) or any(_has_masks(seq) for seq in running):
+            return []
+        if any(seq.held_until is not None for seq in running):
             return []
         if not all(s.scored for s in current.scheduled) or self._scheduler.expired(self._clock()):
             return []
@@ -339,7 +343,20 @@ class Engine:
         return scheduled, ends
 
     def _held(self, seq: Seq) -> bool:
-        return seq.id in self._restoring or self._masking.held(seq.id)
+        return seq.id in self._restoring or self._masking.held(seq.id) or self._held_s(seq) > 0
+
+    def _held_s(self, seq: Seq) -> float:
+        """Seconds for which it waits for a draft."""
+        if seq.held_until is None or seq.computed + 1 < len(seq.tokens):
+            return 0.0
+        return seq.held_until() - self._clock()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which all running sequences wait for drafts, unless one arrives; 0: some do not."""
+        if self._ahead is not None or self._restoring or self._scheduler.waiting:
+            return 0.0
+        return max(0.0, min((self._held_s(seq) for seq in self._scheduler.running()), default=0.0))
 
     def _forward(self, scheduled: Sequence[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]) -> Scores:
         feeds = [

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
+TRUSTED_PASSES: Final = 3  # that a curve measured before counts for, in the correction of a row count
+CORRECTION_SHARE: Final = 0.04  # weight of a pass in the correction of its row count, once many are known
+SPEED_SHARE: Final = 0.2  # the same in the machine's speed
 MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 CONTEXT_STEP: Final = 32  # tokens of context in which the time of a pass counts as constant
-MAX_PRIORS: Final = 4096  # remembered
+MAX_STEPS: Final = 256  # of context whose priors are remembered
 MIN_PRIOR: Final = 1e-6  # no pass is free, whatever a table says
 DECAY: Final = 0.97  # weight of old evidence at each new observation
 READ_DECAY: Final = 0.99  # the same for the passes that heads read
@@ -23,10 +26,16 @@ MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by 
 # Variance of draft lengths, in nodes squared, below which they count as equal.
 MIN_LENGTH_SPREAD: Final = 0.25
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
+MAX_UNLIKE: Final = 8  # first drafts whose times may all differ, until what they say is believed
+SMALL_TIME: Final = 0.1  # of a pass: draft times below it need not be told apart
+FIRST_ASKS: Final = 32.0  # of a text, before any evidence
 
 SCORES: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # edges of the bins of scores
 UNSCORED: Final = len(SCORES) + 1  # the bin of nodes without a score
 DEPTHS: Final = (0, 1, 2, 2, 3, 3, 3, 3, 4)  # the bin of each depth in the draft; deeper: the last
+MAX_DEPTH: Final = len(DEPTHS) - 1
+_DEPTH_BINS: Final = DEPTHS[-1] + 1
+_CELLS: Final = _DEPTH_BINS * (UNSCORED + 1)
 NO_SCORE: Final = 0.7  # P(accepted) of a node without a score, before any evidence
 TRUST: Final = 0.9  # accepted nodes over the sum of their scores, before any evidence
 MIN_CLAIMED: Final = 1e-6  # sum of scores: a drafter may score all its nodes 0
@@ -48,19 +57,23 @@ class CostCurve:
     """Microseconds of a target pass by its rows and the tokens before them.
 
     The prior curve is corrected by the times of decoding passes. The machine's speed drifts for all row
-    counts together, so it is a factor of its own. Corrections that are not renewed expire: a row count that
-    looked expensive in a slow moment is not chosen, so its correction would never be renewed.
+    counts together, so it is a factor of its own. One pass says little, since the row counts that seem cheap
+    are those that are chosen: a correction begins at that of its neighbours and follows the mean of its
+    passes. Corrections that are not renewed expire: a row count that looked expensive in a slow moment is not
+    chosen, so its correction would never be renewed.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior or _default_prior
         self._speed = 1000.0 if prior else 1.0  # microseconds per unit of the prior, until measured
         self._fresh = True
+        self._has_prior = prior is not None
         self._correction: dict[int, float] = {}
+        self._seen: dict[int, int] = {}  # row count -> passes since its correction began
         self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
         self._passes = 0
         self._known: list[int] = []  # the row counts with a correction, ascending
-        self._priors: dict[tuple[int, int], float] = {}  # by rows and steps of context
+        self._priors: dict[int, dict[int, float]] = {}  # by steps of context, then by rows
 
     @property
     def measured(self) -> bool:
@@ -73,15 +86,17 @@ class CostCurve:
         if self._fresh:
             self._speed, self._fresh = us / expected, False
         if rows not in self._correction:
-            seen = us / (self._speed * expected)
-            near = self._corrected(rows)
-            self._correction[rows] = min(max(seen, near / 2), near * 2)
+            self._correction[rows], self._seen[rows] = self._corrected(rows), 0
             insort(self._known, rows)
-            return
         drift = us / (self._speed * self._correction[rows] * expected)
         drift = min(max(drift, 1 / 3), 3.0)  # outliers count for little
-        self._speed *= drift**0.3
-        self._correction[rows] *= drift**0.1
+        seen = self._seen[rows]
+        self._seen[rows] = seen + 1
+        if seen or self._has_prior:
+            self._speed *= drift**SPEED_SHARE
+            self._correction[rows] *= drift ** max(CORRECTION_SHARE, 1 / (seen + 1 + TRUSTED_PASSES))
+        else:  # one pass says more than the default curve
+            self._correction[rows] *= min(max(drift, 0.5), 2.0)
 
     def _forget(self, rows: int) -> None:
         """Drops the oldest correction if it is stale; that of `rows` is renewed."""
@@ -90,31 +105,35 @@ class CostCurve:
         self._learned[rows] = self._passes
         oldest = next(iter(self._learned))
         if self._learned[oldest] < self._passes - MAX_AGE:
-            del self._learned[oldest], self._correction[oldest]
+            del self._learned[oldest], self._correction[oldest], self._seen[oldest]
             self._known.remove(oldest)
 
     def __call__(self, rows: int, context: int = 0) -> float:
-        return self._speed * self._expected(rows, context) * self._corrected(rows)
+        priors = self._priors.get(context // CONTEXT_STEP)
+        prior = (priors.get(rows) if priors else None) or self._expected(rows, context)
+        return self._speed * prior * (self._correction.get(rows) or self._corrected(rows))
 
     def curve(self, rows: int, count: int, context: int = 0) -> list[float]:
         """Of `count` row counts, from `rows` on."""
-        speed, correction = self._speed, self._correction
-        priors, step = self._priors, context // CONTEXT_STEP
+        self._expected(rows, context)
+        speed, prior = self._speed, self._priors[context // CONTEXT_STEP].get
+        correction, corrected, expected = self._correction.get, self._corrected, self._expected
         return [
-            speed
-            * (priors.get((n, step)) or self._expected(n, context))
-            * (correction[n] if n in correction else self._corrected(n))
+            speed * (prior(n) or expected(n, context)) * (correction(n) or corrected(n))
             for n in range(rows, rows + count)
         ]
 
     def _expected(self, rows: int, context: int) -> float:
         """The prior, which is asked once for every CONTEXT_STEP tokens."""
-        key = (rows, context // CONTEXT_STEP)
-        found = self._priors.get(key)
-        if found is None:
-            if len(self._priors) >= MAX_PRIORS:
+        step = context // CONTEXT_STEP
+        priors = self._priors.get(step)
+        if priors is None:
+            if len(self._priors) >= MAX_STEPS:
                 self._priors.clear()
-            found = self._priors[key] = max(self._prior(rows, key[1] * CONTEXT_STEP), MIN_PRIOR)
+            priors = self._priors[step] = {}
+        found = priors.get(rows)
+        if found is None:
+            found = priors[rows] = max(self._prior(rows, step * CONTEXT_STEP), MIN_PRIOR)
         return found
 
     def _corrected(self, rows: int) -> float:
@@ -139,10 +158,10 @@ class Acceptance:
     Nodes that no committed token has reached are censored: they are never observed.
     """
 
-    __slots__ = ("_accepted", "_cells", "_claimed")
+    __slots__ = ("_accepted", "_claimed", "_hits", "_observed")
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # score and depth -> accepted, observed
+        self._hits, self._observed = [0.0] * _CELLS, [0.0] * _CELLS  # by bin of score and of depth
         self._accepted, self._claimed = TRUST * CELL_WEIGHT, CELL_WEIGHT
 
     def chances(self, scores: Sequence[float | None], depth: int = 0, text: float = 1.0) -> list[float]:
@@ -150,47 +169,58 @@ class Acceptance:
 
         A score of 1 is certain; None: the drafter gives none. text: a factor on all, see TextFactor.
         """
-        factor, get, out = min(self._accepted / self._claimed, MAX_CALIBRATION), self._cells.get, []
+        factor, hits, observed, out = self._calibration(), self._hits, self._observed, []
         for score in scores:
             if score == 1:
                 out.append(1.0)
             else:
-                at = DEPTHS[depth] if depth < 8 else DEPTHS[8]
+                cell = DEPTHS[depth] if depth < MAX_DEPTH else DEPTHS[MAX_DEPTH]
                 if score is None:
-                    chance, cell = NO_SCORE, get((UNSCORED, at))
+                    cell, chance = cell + _DEPTH_BINS * UNSCORED, NO_SCORE
                 else:
-                    chance, cell = factor * score, get((bisect_right(SCORES, score), at))
-                if cell is not None:
-                    chance = (cell[0] + CELL_WEIGHT * chance) / (cell[1] + CELL_WEIGHT)
+                    cell, chance = cell + _DEPTH_BINS * bisect_right(SCORES, score), factor * score
+                if weight := observed[cell]:
+                    chance = (hits[cell] + CELL_WEIGHT * chance) / (weight + CELL_WEIGHT)
                 chance *= text
                 out.append(chance if chance < 0.999 else 0.999)
             depth += 1
         return out
+
+    def _calibration(self) -> float:
+        factor = self._accepted / self._claimed
+        return factor if factor < MAX_CALIBRATION else MAX_CALIBRATION
 
     def learn(self, scores: Sequence[float | None], depth: int, accepted: int) -> float:
         """So many of these nodes were accepted, and the one after them, if any, was not.
 
         Returns how many were to be expected before, but for those that were certain.
         """
-        factor, cells, expected = min(self._accepted / self._claimed, MAX_CALIBRATION), self._cells, 0.0
-        for i, score in enumerate(scores):
-            if score == 1:
-                continue
-            at = DEPTHS[min(depth + i, 8)]
-            key = (UNSCORED if score is None else bisect_right(SCORES, score), at)
-            prior = NO_SCORE if score is None else factor * score
-            hits, observed = cells.get(key, (0.0, 0.0))
-            expected += (hits + CELL_WEIGHT * prior) / (observed + CELL_WEIGHT)
-            hit = i < accepted
-            cells[key] = (DECAY * hits + hit, DECAY * observed + 1)
-            if score is not None:
-                self._accepted = DECAY * self._accepted + hit
-                self._claimed = max(DECAY * self._claimed + score, MIN_CLAIMED)
+        factor, hits, observed, expected = self._calibration(), self._hits, self._observed, 0.0
+        total, claimed = self._accepted, self._claimed
+        for score in scores:
+            if score != 1:
+                cell = DEPTHS[depth] if depth < MAX_DEPTH else DEPTHS[MAX_DEPTH]
+                hit = 1 if accepted > 0 else 0
+                if score is None:
+                    cell, prior = cell + _DEPTH_BINS * UNSCORED, NO_SCORE
+                else:
+                    cell, prior = cell + _DEPTH_BINS * bisect_right(SCORES, score), factor * score
+                    total = DECAY * total + hit
+                    claimed = DECAY * claimed + score
+                    if claimed < MIN_CLAIMED:
+                        claimed = MIN_CLAIMED
+                expected += (hits[cell] + CELL_WEIGHT * prior) / (observed[cell] + CELL_WEIGHT)
+                hits[cell] = DECAY * hits[cell] + hit
+                observed[cell] = DECAY * observed[cell] + 1
+            depth += 1
+            accepted -= 1
+        self._accepted, self._claimed = total, claimed
         return expected
 
     def state(self) -> State:
         """Accepted and claimed; then bin of score, bin of depth, accepted and observed of each cell."""
-        cells = [x for key, counts in self._cells.items() for x in (*key, *counts)]
+        numbers = enumerate(zip(self._hits, self._observed, strict=True))
+        cells = [x for i, seen in numbers if seen[1] for x in (*divmod(i, _DEPTH_BINS), *seen)]
         return [self._accepted, self._claimed, *cells]
 
     @classmethod
@@ -202,7 +232,8 @@ class Acceptance:
         for score, depth, accepted, observed in cells:
             _require(score in range(UNSCORED + 1) and depth in DEPTHS)
             _require(0 <= accepted <= observed <= MAX_OBSERVED + 1e-6)
-            acceptance._cells[int(score), int(depth)] = (accepted, observed)
+            cell = _DEPTH_BINS * int(score) + int(depth)
+            acceptance._hits[cell], acceptance._observed[cell] = accepted, observed
         return acceptance
 
 
@@ -248,32 +279,34 @@ class Gain:
 
     def __call__(self, price: float) -> float:
         """Tokens of a draft, at this price of a row in tokens."""
-        first, gain = bisect_right(CHANCES, price), 0.0
-        for nodes, chances in zip(self._nodes[first:], self._chances[first:], strict=True):
-            net = chances - price * nodes
-            if net > 0:
-                gain += net
-        return self._mean(gain, self._route(price) if self._route is not None else 0.0)
+        first = bisect_right(CHANCES, price)
+        nodes, chances = self._nodes, self._chances
+        # Nodes of the higher bins all pay; those of the first one as far as their mean does.
+        gain = sum(chances[first:]) - price * sum(nodes[first:])
+        if chances[first] < price * nodes[first]:
+            gain += price * nodes[first] - chances[first]
+        route = self._route
+        if route is None:
+            return gain / self._drafts
+        prior = TEXT_WEIGHT * self._newest
+        return (gain + prior * route(price)) / (self._drafts + prior)
 
     def nodes_above(self, price: float) -> float:
         """How many nodes of a draft exceed this price, on average."""
-        nodes = sum(self._nodes[bisect_right(CHANCES, price) :])
-        return self._mean(nodes, self._route.nodes_above(price) if self._route is not None else 0.0)
-
-    def _mean(self, total: float, on_route: float) -> float:
-        if self._route is None:
-            return total / self._drafts
+        nodes, route = sum(self._nodes[bisect_right(CHANCES, price) :]), self._route
+        if route is None:
+            return nodes / self._drafts
         prior = TEXT_WEIGHT * self._newest
-        return (total + prior * on_route) / (self._drafts + prior)
+        return (nodes + prior * route.nodes_above(price)) / (self._drafts + prior)
 
     def learn(self, chances: Sequence[float]) -> None:
         """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft."""
-        bins = [bisect_right(CHANCES, chance) for chance in chances]
-        self._add(chances, bins, 1.0)
-        if self._route is not None:
-            self._route._add(chances, bins, 1.0)
+        bins, route = [bisect_right(CHANCES, chance) for chance in chances], self._route
+        self._add(chances, bins)
+        if route is not None:
+            route._add(chances, bins)
 
-    def _add(self, chances: Sequence[float], bins: Sequence[int], count: float) -> None:
+    def _add(self, chances: Sequence[float], bins: Sequence[int], count: float = 1.0) -> None:
         self._newest /= self._decay
         if self._newest > 1e6:
             self._scale(1 / self._newest)
@@ -311,21 +344,38 @@ def _bin(chance: float) -> int:
 class DraftTime:
     """Microseconds of a draft by its nodes: a least-squares line, one part per draft and one per node.
 
-    Only drafts of different lengths can tell the two apart; until then all of it counts as per draft.
+    Only drafts of different lengths can tell the two apart; until then all of it counts as per draft. Nothing
+    is known before two drafts in a row took much the same: at first, something may be compiled or loaded.
     """
 
-    __slots__ = ("_nodes", "_products", "_squares", "_us", "_weight", "draft_us", "node_us", "observed")
+    __slots__ = (
+        "_last", "_nodes", "_products", "_squares", "_us", "_weight",
+        "draft_us", "known", "node_us", "observed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._weight = self._nodes = self._us = self._squares = self._products = 0.0
         self.draft_us = 0.0  # of a draft, whatever its nodes
         self.node_us = 0.0  # of each node
         self.observed = 0  # drafts
+        self.known = False
+        self._last = 0.0  # microseconds
 
-    def learn(self, nodes: float, us: float, max_us: float = 0.0) -> None:
-        """max_us: a longer time is an outlier, unless earlier ones were as long."""
+    def learn(self, nodes: float, us: float, max_us: float = 0.0, steady: bool = False) -> None:
+        """max_us: a longer time is an outlier, unless earlier ones were as long.
+
+        steady: drafts take much the same time, so that a far shorter one shows earlier ones to be outliers.
+        """
+        alike = 0 < max(us, self._last) < MAX_OUTLIER * min(us, self._last)
+        first = self.observed < MAX_UNLIKE
+        self.known, self._last = self.known or alike or not first, us
         if self._weight:
-            us = min(us, MAX_OUTLIER * max(self(nodes), max_us))
+            expected = self(nodes)
+            shorter = us * MAX_OUTLIER < expected and expected > SMALL_TIME * max_us
+            if steady and shorter and (nodes or first):
+                self._weight = self._nodes = self._us = self._squares = self._products = 0.0
+            else:
+                us = min(us, MAX_OUTLIER * max(expected, max_us))
         self.observed += 1
         self._weight = DECAY * self._weight + 1
         self._nodes = DECAY * self._nodes + nodes
@@ -348,18 +398,63 @@ class DraftTime:
         return self.draft_us + self.node_us * nodes
 
     def state(self) -> State:
-        """Drafts observed, and the sums of the fit."""
-        return [self.observed, self._weight, self._nodes, self._us, self._squares, self._products]
+        """Drafts observed, whether their time is known, the last time, and the sums of the fit."""
+        sums = [self._weight, self._nodes, self._us, self._squares, self._products]
+        return [self.observed, self.known, self._last, *sums]
 
     @classmethod
     def of_state(cls, state: State) -> "DraftTime":
         """Raises ValueError where the numbers are no state."""
         time = cls()
-        observed, time._weight, time._nodes, time._us, time._squares, time._products = state
+        observed, known, time._last, *sums = state
+        time._weight, time._nodes, time._us, time._squares, time._products = sums
         _require(min(state) >= 0 and 0 < time._weight <= MAX_OBSERVED + 1e-6 and observed == int(observed))
-        time.observed = int(observed)
+        time.observed, time.known = int(observed), bool(known)
         time._fit()
         return time
+
+
+class StartTime:
+    """Microseconds of the first draft of a text beyond those of a later one: its prompt is read or indexed.
+
+    All asks of the text share them, so they count in the first decision and in no later one.
+    """
+
+    __slots__ = ("_asked", "_started", "_time")
+
+    def __init__(self) -> None:
+        self._asked = self._started = 0.0
+        self._time = DraftTime()
+
+    def count(self, asked: int, started: int) -> None:
+        """started: texts among those asked for that had no draft before."""
+        self._asked = READ_DECAY * self._asked + asked
+        self._started = READ_DECAY * self._started + started
+
+    def learn(self, us: float, max_us: float) -> None:
+        self._time.learn(0, max(us, 0.0), max_us)
+
+    @property
+    def us(self) -> float:
+        return self._time.draft_us
+
+    @property
+    def us_per_ask(self) -> float:
+        return self.us * (self._started + 1) / (self._asked + FIRST_ASKS)
+
+    def state(self) -> State:
+        """Asks, texts, and the state of their time; nothing before any evidence."""
+        return [self._asked, self._started, *self._time.state()] if self._time.observed else []
+
+    @classmethod
+    def of_state(cls, state: State) -> "StartTime":
+        """Raises ValueError where the numbers are no state."""
+        start = cls()
+        if state:
+            start._asked, start._started = state[:2]
+            _require(min(state[:2]) >= 0)
+            start._time = DraftTime.of_state(state[2:])
+        return start
 
 
 class ReadShare:
@@ -392,6 +487,7 @@ class Estimates:
     acceptance: dict[Key, Acceptance] = field(default_factory=dict)
     gains: dict[Key, Gain] = field(default_factory=dict)
     draft_us: dict[str, DraftTime] = field(default_factory=dict)  # of one ask, by drafter
+    start_us: dict[str, StartTime] = field(default_factory=dict)  # of the first draft of a text, by drafter
     read_us: dict[str, DraftTime] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
     own_us: float = 0.0  # of the controller and of the list of drafters, for one ask
     plain_us: float = 0.0  # of late: as long as plain decoding would have taken
@@ -406,5 +502,5 @@ class Estimates:
         for by_route in (self.acceptance, self.gains):
             for key in [key for key in by_route if key[1] == drafter]:
                 del by_route[key]
-        self.draft_us.pop(drafter, None)
-        self.read_us.pop(drafter, None)
+        for by_drafter in (self.draft_us, self.start_us, self.read_us):
+            by_drafter.pop(drafter, None)

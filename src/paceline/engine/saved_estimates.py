@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.atomic import locked, write_bytes
-from paceline.engine.estimates import Acceptance, DraftTime, Estimates, Gain
+from paceline.engine.estimates import Acceptance, DraftTime, Estimates, Gain, StartTime
 from paceline.paths import home
 from paceline.types import Drafter
 
 MAX_ROUTES: Final = 64  # of a drafter: the latest
 MAX_DRAFTERS: Final = 32  # in the file
 MAX_BYTES: Final = 8 << 20  # of a file that is read
-_VERSION: Final = 1
+_VERSION: Final = 2
 _DAMAGE: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 log = logging.getLogger("paceline")
@@ -61,6 +61,7 @@ class SavedEstimates:
         own.acceptance.update(known.acceptance)
         own.gains.update(known.gains)
         own.draft_us.update(known.draft_us)
+        own.start_us.update(known.start_us)
         own.read_us.update(known.read_us)
         own.own_us, own.plain_us, own.real_us = known.own_us, known.plain_us, known.real_us
         return True
@@ -117,9 +118,11 @@ def _drafter_table(known: Estimates, name: str, fingerprint: str) -> Table:
             "gain": gain.state() if gain else None,
         }
     drafting, reading = known.draft_us.get(name), known.read_us.get(name)
+    start = known.start_us.get(name)
     return {
         **table,
         "draft_us": drafting.state() if drafting else None,
+        "start_us": start.state() if start else [],
         "read_us": reading.state() if reading else None,
     }
 
@@ -138,6 +141,8 @@ def _restored(table: Table, fingerprints: Mapping[str, str]) -> Estimates:
                 known.gains[route, name] = Gain.of_state(_numbers(state["gain"]))
         if of_drafter["draft_us"] is not None:
             known.draft_us[name] = DraftTime.of_state(_numbers(of_drafter["draft_us"]))
+        if of_drafter["start_us"]:
+            known.start_us[name] = StartTime.of_state(_numbers(of_drafter["start_us"]))
         if of_drafter["read_us"] is not None:
             known.read_us[name] = DraftTime.of_state(_numbers(of_drafter["read_us"]))
     return known

@@ -58,6 +58,11 @@ class Suffix(Drafter):
     def begin(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
 
+    def prepare(self, seq: Seq) -> None:
+        own = self._own.get(seq.id) or self._start(seq)
+        new, own.indexed = seq.tokens[own.indexed :], len(seq.tokens)
+        own.index.extend(new)
+
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
         if self.settings.remember and seq.remember and not seq.anonymous:

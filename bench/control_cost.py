@@ -1,0 +1,173 @@
+"""python -m bench control-cost: host time that control adds to a round, in microseconds for one sequence.
+
+The engine's own drafting and the default list run over recorded text, with the times of passes from a cost
+table. `controller` is the time of its calls alone, recorded in one run and made again on a new controller,
+`cold` the same where other memory is read before each pass, as the weights of a model are;
+`outside of drafters` is the time of drafting that is not theirs: the list's, and the controller's part in it.
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+
+from bench import workload
+from bench.table import Column, Table
+from paceline.advise.replay import RecordedOutput, Simulation
+from paceline.config import SpecConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Rate
+from paceline.target.cost import CostTable
+from paceline.testing import ToyTarget
+from paceline.types import Ask, Controller, Draft, DraftPolicy, Round, Seq
+
+LOADS: Final = (1, 4, 16, 32)
+PROMPT: Final = 300  # tokens
+DRAFT_US: Final = 20  # of one ask, and as much beside it
+COLD: Final = 48 << 20  # bytes: more than the caches of a core
+# Milliseconds of a pass by its rows: SmolLM2 on two cores, and a small model on a GPU.
+MACHINES: Final = {
+    "cpu": CostTable({256: {1: 4.3, 2: 4.6, 4: 5.0, 8: 6.9, 16: 12.0}}),
+    "gpu": CostTable({256: {1: 0.40, 2: 0.41, 8: 0.42, 16: 0.44, 32: 0.50, 64: 0.65}}),
+}
+
+Call = Callable[[Rate], object]
+
+
+class Recorded(Controller, DraftPolicy):
+    """Keeps every call that the engine makes, to make it again."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate, self.passes = rate, list[list[Call]]()
+
+    def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
+        return self
+
+    def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
+        seqs = [_frozen(seq) for seq in seqs]
+        self.passes.append([lambda rate: rate.plan(seqs, rows, waiting)])
+        return self._rate.plan(seqs, rows, waiting)
+
+    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+        self.passes[-1].append(lambda rate: rate.budget(drafter, seq, nodes, reach, gain))
+        return self._rate.budget(drafter, seq, nodes, reach, gain)
+
+    def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
+        self.passes[-1].append(lambda rate: rate.drafted(drafter, asks, drafts))
+        self._rate.drafted(drafter, asks, drafts)
+
+    def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
+        seqs = [_frozen(seq) for seq in seqs]
+        self.passes[-1].append(lambda rate: rate.trim(seqs, drafts, rows))
+        return self._rate.trim(seqs, drafts, rows)
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        """Every draft takes the same time, so that every run decides the same."""
+        by = Counter(name for r in rounds for name in r.asked)
+        us = {name: DRAFT_US * asks for name, asks in by.items()}
+        rounds = [replace(r, draft_us=2 * sum(us.values()), draft_us_by=us) for r in rounds]
+        self.passes[-1].append(lambda rate: rate.learn(rounds))
+        self._rate.learn(rounds)
+
+    def end(self, seq: Seq) -> None:
+        self.passes[-1].append(lambda rate: rate.end(seq))
+        self._rate.end(seq)
+
+
+def _frozen(seq: Seq) -> Seq:
+    """As long as it is now: the controller reads the length of a text."""
+    return Seq(seq.id, list(seq.tokens), seq.prompt_len, seq.params, seq.spec, route=seq.route)
+
+
+class Watched(Rate):
+    """Microseconds of drafting as the engine reports them: outside of the drafters, and theirs."""
+
+    outside_us = drafters_us = 0
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        by = sum(rounds[0].draft_us_by.values())
+        self.outside_us += rounds[0].draft_us - by
+        self.drafters_us += by
+        super().learn(rounds)
+
+
+def words(path: Path, limit: int) -> list[int]:
+    """Recorded text as one number for each word: it repeats itself as tokens do."""
+    numbers: dict[str, int] = {}
+    text = "\n".join(str(record) for record in islice(workload.lines(path), 50))
+    return [numbers.setdefault(word, len(numbers)) for word in re.findall(r"\w+|\W", text)[:limit]]
+
+
+def outputs(text: Sequence[int], spec: SpecConfig, number: int, tokens: int) -> list[RecordedOutput]:
+    """Stretches of the text, each of a tenant of its own."""
+    first, step = PROMPT, max(1, (len(text) - PROMPT - tokens) // number)
+    cuts = [text[i * step : i * step + first + tokens] for i in range(number)]
+    return [
+        RecordedOutput(Seq(f"{i}", list(cut[:first]), first, spec=spec, tenant=f"{i}"), tuple(cut[first:]))
+        for i, cut in enumerate(cuts)
+    ]
+
+
+def measure(text: Sequence[int], cost: CostTable, load: int, tokens: int, repeats: int = 3) -> dict[str, Any]:
+    """The fastest of some runs: others only add time."""
+    spec, target = SpecConfig(), ToyTarget(vocab_size=1 << 20)
+    some, recorded = outputs(text, spec, max(4, load), tokens), Recorded(Rate(cost))
+    done = Simulation(spec, target, model_free(), recorded, cost, concurrency=load).run(some)
+    rounds = sum(d.passes for d in done)
+    us: dict[str, list[float]] = {"controller": [], "cold": [], "outside": [], "drafters": []}
+    for _ in range(repeats):
+        us["controller"].append(_replayed_us(recorded.passes, Rate(cost)))
+        us["cold"].append(_replayed_us(recorded.passes, Rate(cost), COLD))
+        watched = Watched(cost)
+        Simulation(spec, target, model_free(), watched, cost, concurrency=load).run(some)
+        us["outside"].append(watched.outside_us)
+        us["drafters"].append(watched.drafters_us)
+    each = {name: min(found) / rounds for name, found in us.items()}
+    return {"sequences": load, **each, "tokens_per_pass": sum(d.tokens for d in done) / rounds}
+
+
+def _replayed_us(passes: Sequence[Sequence[Call]], rate: Rate, cold: int = 0) -> float:
+    """cold: bytes that are read before each pass, as a model's weights are."""
+    weights, ns = np.ones(cold, np.uint8), 0
+    for calls in passes:
+        if cold:
+            weights.sum(dtype=np.uint64)
+        started = perf_counter_ns()
+        for call in calls:
+            call(rate)
+        ns += perf_counter_ns() - started
+    return ns / 1000
+
+
+COLUMNS: Final = (
+    Column("passes", "machine"),
+    Column("sequences", "sequences"),
+    Column("controller, us", lambda r: f"{r['controller']:.0f}"),
+    Column("cold, us", lambda r: f"{r['cold']:.0f}"),
+    Column("outside of drafters, us", lambda r: f"{r['outside']:.0f}"),
+    Column("drafters, us", lambda r: f"{r['drafters']:.0f}"),
+    Column("tokens per pass", lambda r: f"{r['tokens_per_pass']:.2f}"),
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench control-cost", description=__doc__)
+    parser.add_argument("--file", default=next(iter(workload.known())), help="a workload")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="sequences at once")
+    parser.add_argument("--tokens", type=int, default=200, help="of an answer")
+    options = parser.parse_args(list(arguments))
+    text = words(workload.known()[options.file], 200_000)
+    rows = [
+        {"machine": name, **measure(text, cost, int(load), options.tokens)}
+        for name, cost in MACHINES.items()
+        for load in options.loads.split(",")
+    ]
+    Console(width=120, highlight=False).print(Table.of(COLUMNS, rows).terminal(1))
