@@ -16,7 +16,7 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from paceline.server.tool_prediction.conversation import Conversation, canonical
 from paceline.server.tool_prediction.predictor import ToolCallPredictor
 from paceline.server.tool_prediction.tool_predictions import MAX_CALLS, MIN_PROBABILITY
 
-RESULT: Final = "prefetch"
+RESULT: Final = "prefetch-recorded"
 SETS: Final = {
     "tau-bench airline": ("tau_bench_airline_gpt4o",),
     "tau-bench retail": ("tau_bench_retail_fork", "community_tau_bench_retail_grok3"),
@@ -243,10 +243,22 @@ COLUMNS: Final = (
     Column("calibration error", lambda r: f"{r['calibration']:.3f}"),
     Column("ms, mean / p99", lambda r: f"{r['ms']:.1f} / {r['ms_p99']:.1f}"),
 )
+SHORT: Final = tuple(  # for docs/agents.md
+    column for column in COLUMNS if column.title not in ("arguments known", "of all calls", "ms, mean / p99")
+)
 SAVED: Final = (
     Column("runs", "set"),
     *(Column(f"answer {s:g} s", partial(_saved, s)) for s in ANSWER_S),
 )
+
+
+def about(result: Mapping[str, Any]) -> str:
+    facts, repeats = result["machine"], "--repeats" in result["command"]
+    history = "all earlier runs" if repeats else "earlier runs of other tasks and other customers"
+    return (
+        f"`{result['command']}`, {facts['date']}, commit {facts['commit']}: recorded runs replayed in order, "
+        f"with {history} of the same agent as history. Right: exactly a call of the answer, by its JSON."
+    )
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
@@ -271,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("no data: set PACELINE_DATA to the folder that holds traces/")
     rows = []
     for name, files in SETS.items():
+        print(name, file=sys.stderr, flush=True)
         records = [
             record
             for file in files

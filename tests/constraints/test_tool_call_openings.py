@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from paceline.constraints import Compiler, OutputSpec, StructuralTag, ToolSchemas
 from paceline.constraints.draft_masks import masks, words
 from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
-from paceline.text import FORMATS, parse_tool_calls
+from paceline.constraints.trigger_cursor import Nesting
+from paceline.text import FORMATS, CallDelta, ToolStream, parse_tool_calls
 from paceline.types import ROOT, Cursor, Draft
 from support import examples
 from support.cursors import after, allowed, row_of, tokenizer_with
@@ -72,7 +73,7 @@ def free(cursor: Cursor) -> bool:
 
 def offered(compiler: Compiler = COMPILER, spec: OutputSpec = SPEC) -> ToolSchemas:
     assert spec.unmarked_calls is not None
-    return ToolSchemas(spec.unmarked_calls.schemas, compiler.checker(spec.unmarked_calls))
+    return ToolSchemas(spec.unmarked_calls.schemas, compiler.checker(spec.unmarked_calls), enforced=True)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +288,51 @@ def test_heads_do_not_depend_on_how_the_text_is_cut(text: str, where: list[int])
     assert state.node == whole.node
     assert not openings.complete(whole) or found_by_pattern(text)
     assert openings.complete(whole) or state.opening == whole.opening
+
+
+def enforced_arguments(text: str) -> set[int]:
+    """Where arguments begin whose opening a cursor finds."""
+    openings, state = ToolCallOpenings(["get_weather", "get"]), OpeningState()
+    found, at, raw = set[int](), 0, text.encode()
+    while at < len(raw):
+        state = openings.after(state, raw[at : at + 1])
+        at += 1
+        if openings.complete(state):
+            found.add(at + len(raw[at:]) - len(raw[at:].lstrip(b" \t\r\n")))
+            _, end = Nesting().after(raw[at:])
+            at, state = at + end if end >= 0 else len(raw), openings.resumed(state)
+    return found
+
+
+_answers = st.lists(
+    _parts
+    | st.sampled_from([CALL, f"```json\n{CALL}\n```", "; ", "\t", "\r\n", "<tools>", "\n```\n", "{{", "}}"]),
+    max_size=7,
+).map("".join)
+
+
+@settings(max_examples=examples(1000))
+@given(lead=st.sampled_from(["", "\n", "```json\n", "[", f"{CALL}\n", f"```\n{CALL}\n```"]), rest=_answers)
+def test_a_call_is_sent_before_its_end_only_where_a_grammar_enforces_it(lead: str, rest: str) -> None:
+    text = lead + rest
+    stream, enforced = ToolStream(HERMES, offered()), enforced_arguments(text)
+    for at, character in enumerate(text):
+        begun = [d for d in stream.push(character) if isinstance(d, CallDelta) and d.name is not None]
+        assert not begun or character == "}" or at in enforced
+
+
+def test_what_a_cursor_enforces_from_the_start_on_is_sent_before_its_end() -> None:
+    for text in (
+        CALL,
+        f"```json\n{CALL}\n```",
+        f"[{CALL}, {CALL}]",
+        f"```\n{CALL}\n{CALL}\n```\n```json\n{CALL}",
+    ):
+        stream, sent = ToolStream(HERMES, offered()), set[int]()
+        for at, character in enumerate(text):
+            if any(isinstance(d, CallDelta) and d.name is not None for d in stream.push(character)):
+                sent.add(at)
+        assert sent == enforced_arguments(text)
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", 'q"uote', "back\\slash", "ünï", "a.b-c", "x" * 64, "$^()[]*"])

@@ -3,17 +3,22 @@
 import json
 import random
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.config import EngineConfig
 from paceline.constraints import Choice, OutputSpec
 from paceline.llm import LLM
+from paceline.server.tool_prediction.predictor_files import clear
+from paceline.trace.store import Store
 from paceline.types import Cursor
 from support.agent_runs import FUNCTIONS, SAFE, Shop
-from support.servers import Running
+from support.servers import Running, toy_running
 
 TOOLS: list[Any] = [{"type": "function", "function": function} for function in FUNCTIONS.values()]
 HINTED: list[Any] = [
@@ -132,6 +137,22 @@ def test_a_whole_answer_has_them_as_a_field_and_metrics_count_them(client: Clien
     assert counts == {"right": 1.0, "wrong": 1.0, "missed": 0.0}
 
 
+def test_traces_record_what_became_of_them(tmp_path: Path, written: list[str]) -> None:
+    store = str(tmp_path / "traces.db")
+    with toy_running(tmp_path, store=store) as server:
+        asking = Client(server, written)
+        asking.teach("berta")
+        messages, calls = next(Shop(random.Random(9)).run())
+        right = asking.ask(messages, calls, user="berta", remember=False, predict_tool_calls=WISH)
+        wrong = asking.ask(messages, [], user="berta", remember=False, predict_tool_calls=WISH)
+        plain = asking.ask(messages, calls, user="berta", remember=False)
+        asking.http.close()
+    with closing(Store.open(store)) as traces:
+        found = [traces.get(answer["id"]) for answer in (right, wrong, plain)]
+    outcomes = [None if one is None else one[0].predicted_calls for one in found]
+    assert outcomes == [{"right": 1, "wrong": 0, "missed": 0}, {"right": 0, "wrong": 1, "missed": 0}, {}]
+
+
 def test_nobody_else_learns_of_them(client: Client) -> None:
     client.teach("carla")
     messages, calls = next(Shop(random.Random(9)).run())
@@ -182,3 +203,55 @@ def test_an_error_before_the_answer_keeps_its_status(client: Client) -> None:
     messages = [{"role": "user", "content": "x" * 100_000}]
     body = client.body(messages, stream=True, user="gina", predict_tool_calls=WISH)
     assert client.http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+@pytest.mark.slow
+def test_they_outlive_the_server(tmp_path: Path, written: list[str]) -> None:
+    messages, calls = next(Shop(random.Random(9)).run())
+    for disk_mb, first, second in ((8, False, True), (0, False, False)):
+        seen = []
+        for _ in range(2):
+            engine = EngineConfig("cpu", cache_mb=64, cache_disk_mb=disk_mb, cache_dir=str(tmp_path / "kv"))
+            with toy_running(tmp_path, engine) as server:
+                client = Client(server, written)
+                seen.append(predicted(client.ask(messages, calls, user="ida", predict_tool_calls=WISH)) != [])
+                client.teach("ida")
+                client.http.close()
+        assert seen == [first, second]
+        clear(tmp_path / "kv")
+
+
+def test_responses_have_them_as_an_event_and_a_field(client: Client) -> None:
+    """Learned from chats and responses alike: a tenant has one history."""
+    client.teach("hanna")
+    messages, calls = next(Shop(random.Random(9)).run())
+    (system, user) = messages[:2] if messages[0]["role"] == "system" else ({"content": ""}, messages[0])
+    body: dict[str, Any] = {
+        "input": user["content"],
+        "instructions": system["content"] or None,
+        "tools": [{"type": "function", **function} for function in FUNCTIONS.values()],
+        "temperature": 0,
+        "user": "hanna",
+        "remember": False,
+    }
+    client.written.append(answer(calls))
+    plain = client.http.post("/v1/responses", json=body).raise_for_status().json()
+    assert "predicted_tool_calls" not in plain
+    body["predict_tool_calls"] = WISH
+    whole = client.http.post("/v1/responses", json=body).raise_for_status().json()
+    assert predicted(whole) == [tuple(call) for call in calls]
+    with client.http.stream("POST", "/v1/responses", json=body | {"stream": True}) as found:
+        lines = [line.removeprefix("data: ") for line in found.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines]
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.predicted_tool_calls"]
+    assert predicted(events[2]) == predicted(events[-1]["response"]) == predicted(whole)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    hinted = [
+        {"type": "function", "annotations": {"readOnlyHint": name in SAFE}, **function}
+        for name, function in FUNCTIONS.items()
+    ]
+    marked = client.http.post("/v1/responses", json=body | {"tools": hinted, "predict_tool_calls": True})
+    assert predicted(marked.raise_for_status().json()) == predicted(whole)
+    refused = client.http.post("/v1/responses", json=body | {"predict_tool_calls": {"max_calls": 0}})
+    assert refused.json()["error"]["param"] == "predict_tool_calls.max_calls"

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from paceline.text import FORMATS, OfferedTools, ToolCall, ToolFormat, ToolStream, parse_tool_calls
 from paceline.text.tool_calls import detector
 from paceline.text.tool_calls.detector import CallDetector
+from paceline.text.tool_calls.parser import CallBegin, Event, TextEvent
 from support import examples
 from support.tools import Received, cuts, pieces
 
@@ -27,9 +28,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 class Offered(OfferedTools):
+    def __init__(self, enforced: bool = False) -> None:
+        self._enforced = enforced
+
     @property
     def names(self) -> Collection[str]:
         return SCHEMAS
+
+    @property
+    def enforced(self) -> bool:
+        return self._enforced
 
     def fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
         return bool(Draft202012Validator(SCHEMAS[name]).is_valid(arguments))
@@ -40,6 +48,7 @@ class Offered(OfferedTools):
 
 
 OFFERED = Offered()
+ENFORCED = Offered(enforced=True)
 ALL = FORMATS["smollm2"]  # falls back to every form
 HERMES = FORMATS["hermes"]
 PARIS = ToolCall("get_weather", {"city": "Paris"})
@@ -58,20 +67,28 @@ Paris
 </function>"""
 
 
-def read(parts: list[str], format: ToolFormat = ALL, parallel: bool = True) -> tuple[Received, list[str]]:
-    stream, client = ToolStream(format, OFFERED, parallel), Received()
+def read(
+    parts: list[str], format: ToolFormat = ALL, parallel: bool = True, offered: Offered = OFFERED
+) -> tuple[Received, list[str]]:
+    stream, client = ToolStream(format, offered, parallel), Received()
     for part in parts:
         client.take(stream.push(part))
     client.take(stream.flush())
     return client, list(stream.rejected)
 
 
-def whole(text: str, format: ToolFormat = ALL, parallel: bool = True) -> tuple[str, list[ToolCall]]:
+def whole(
+    text: str, format: ToolFormat = ALL, parallel: bool = True, offered: Offered = OFFERED
+) -> tuple[str, list[ToolCall]]:
     """Of the whole text, and the same of single characters."""
-    content, calls, _ = parse_tool_calls(text, format, OFFERED, parallel)
-    client, _ = read(list(text), format, parallel)
+    content, calls, _ = parse_tool_calls(text, format, offered, parallel)
+    client, _ = read(list(text), format, parallel, offered)
     assert client == Received(content, [[call.name, call.text] for call in calls])
     return content, calls
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextEvent))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +257,12 @@ def test_prose_is_released_at_the_first_character_that_no_call_has(text: str) ->
     made = CallDetector(OFFERED, ALL.alternatives)
     released = ""
     for end, character in enumerate(text, start=1):
-        released += made.push(character)
+        released += text_of(made.push(character))
         held = text[len(released) : end]
         starts = ("\n", "`", "{", "[", "<")
         assert not held or held.startswith(starts)
         assert len(held) <= len('{"name": "Ada", "')
-    assert released + made.flush()[0] == text
+    assert released + text_of(made.flush()) == text
 
 
 def test_the_held_back_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +271,7 @@ def test_the_held_back_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole(JSON) == (JSON, [])
     assert read([JSON])[1] == ["too_long"]
     made = CallDetector(OFFERED, ALL.alternatives)
-    assert len(made.push(JSON)) == len(JSON)
+    assert text_of(made.push(JSON)) == JSON
     deep = "[get_weather(city=" + "[" * 5_000
     assert whole(deep) == (deep, [])
 
@@ -307,27 +324,110 @@ _texts = st.lists(_parts | st.text(max_size=3), max_size=8).map("".join)
 _formats = st.sampled_from(sorted(FORMATS.values(), key=lambda f: f.name))
 
 
-@settings(max_examples=examples(500))
-@given(format=_formats, text=_texts, where=cuts, parallel=st.booleans())
+_offers = st.sampled_from([OFFERED, ENFORCED])
+
+
+@settings(max_examples=examples(800))
+@given(format=_formats, text=_texts, where=cuts, parallel=st.booleans(), offered=_offers)
 def test_streamed_and_whole_are_the_same_however_the_text_is_cut(
-    format: ToolFormat, text: str, where: list[int], parallel: bool
+    format: ToolFormat, text: str, where: list[int], parallel: bool, offered: Offered
 ) -> None:
-    client, rejected = read(pieces(text, where), format, parallel)
-    assert (client, rejected) == read([text], format, parallel)
-    content, calls, errors = parse_tool_calls(text, format, OFFERED, parallel)
+    client, rejected = read(pieces(text, where), format, parallel, offered)
+    assert (client, rejected) == read([text], format, parallel, offered)
+    content, calls, errors = parse_tool_calls(text, format, offered, parallel)
     if not errors:
         assert client == Received(content, [[call.name, call.text] for call in calls])
 
 
 @settings(max_examples=examples(300))
-@given(text=_texts)
-def test_text_without_an_accepted_call_comes_through_unchanged(text: str) -> None:
-    made = CallDetector(OFFERED, ALL.alternatives)
-    content = made.push(text)
-    rest, calls = made.flush()
-    if not calls:
-        assert content + rest == text
-    else:
-        assert text.startswith(content)
-        assert rest == ""
-        assert all(OFFERED.fits(call.name, call.arguments) for call in calls)
+@given(text=_texts, offered=_offers)
+def test_text_without_an_accepted_call_comes_through_unchanged(text: str, offered: Offered) -> None:
+    made = CallDetector(offered, ALL.alternatives)
+    content, events = made.push(text), made.flush()
+    if not any(isinstance(event, CallBegin) for event in content + events):
+        assert text_of(content + events) == text
+    elif not offered.enforced:
+        assert text.startswith(text_of(content))
+        assert text_of(events) == ""
+
+
+BEGINS = pytest.mark.parametrize(
+    "before", ["", "\n ", "```json\n", "```\n", "``` json \n\n", "[", "```json\n[\n"]
+)
+
+
+@BEGINS
+@pytest.mark.parametrize("format", [ALL, HERMES])
+def test_an_enforced_call_that_begins_the_answer_is_sent_as_it_is_written(
+    before: str, format: ToolFormat
+) -> None:
+    head, _, arguments = JSON[:-1].partition('"arguments": ')
+    stream, client = ToolStream(format, ENFORCED), Received()
+    client.take(stream.push(f'{before}{head}"arguments": '))
+    assert client == Received()
+    for end, character in enumerate(arguments, start=1):
+        client.take(stream.push(character))
+        assert client == Received("", [["get_weather", arguments[:end]]])
+    closing = "\n```" if "`" in before else ""
+    assert stream.push("}" + ("]" if "[" in before else "") + closing) == []
+    assert stream.flush() == []
+    assert (stream.undeclared, stream.rejected) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"[{JSON}, {EMPTY}]", "", [PARIS, NOW]),
+        (f"{JSON}\n{EMPTY}", "", [PARIS, NOW]),
+        (f"```json\n{JSON}\n```\n\n```json\n{EMPTY}\n```", "", [PARIS, NOW]),
+        (f"```json\n{JSON}\n``` {EMPTY}", "", [PARIS, NOW]),
+        (f"```json\n{JSON}", "", [PARIS]),
+        (f"```json\n{JSON}\n``", "", [PARIS]),
+        (f"[{JSON}", "", [PARIS]),
+        (f"```json\n{JSON}\n```\nThis asks for it.", "\nThis asks for it.", [PARIS]),
+        (f"{JSON}\nThen:\n{EMPTY}", f"\nThen:\n{EMPTY}", [PARIS]),
+        (f"{JSON}\n[now()]", "\n[now()]", [PARIS]),
+        (f"{JSON}\n{QWEN3}", f"\n{QWEN3}", [PARIS]),
+        (f'{JSON}\n{{"arguments": {{}}, "name": "now"}}', "", [PARIS, NOW]),
+        (
+            f'{JSON}, {{"name": "get_time", "arguments": {{}}}}',
+            ', {"name": "get_time", "arguments": {}}',
+            [PARIS],
+        ),
+        (f"{JSON}\n<tool_call>\n{EMPTY}\n</tool_call>", "", [PARIS, NOW]),
+        (f"I look.\n{JSON}\nThis asks for it.", f"I look.\n{JSON}\nThis asks for it.", []),
+        (f'{{"arguments": {{}}, "name": "now"}}\n{JSON}\nSo.', None, []),
+        (f"{QWEN3}\n{JSON}\nSo.", None, []),
+        (f"<tools>\n{JSON}\n</tools>\nSo.", None, []),
+        (f"```json\t\n{JSON}\n```\nSo.", None, []),
+        (f"{{{JSON}}}\nSo.", None, []),
+        ('{"name": "get_time", "arguments": {}}', None, []),
+        (r'{"name": "get\u005fweather", "arguments": {"city": "Paris"}} So.', None, []),
+    ],
+)
+def test_text_after_enforced_calls_is_content(text: str, content: str | None, calls: list[ToolCall]) -> None:
+    assert whole(text, offered=ENFORCED) == (text if content is None else content, calls)
+
+
+def test_where_one_enforced_call_is_allowed_the_first_counts() -> None:
+    assert whole(f"[{JSON}, {EMPTY}]", HERMES, False, ENFORCED) == (f", {EMPTY}]", [PARIS])
+
+
+def test_an_enforced_call_that_breaks_off_stays_a_call_in_the_stream_and_text_in_the_whole() -> None:
+    text = f"```json\n{JSON[:-4]}"
+    assert read(list(text), HERMES, offered=ENFORCED) == (
+        Received("", [["get_weather", '{"city": "Pari']]),
+        ["cut"],
+    )
+    content, calls, errors = parse_tool_calls(text, HERMES, ENFORCED)
+    assert (content, calls, len(errors)) == (text, [], 1)
+    text = f"{JSON}\n{JSON.replace('Paris', 'x').replace(': {', ': {!')} and more"
+    assert read([text], HERMES, offered=ENFORCED)[1] == ["syntax"]
+    content, calls, errors = parse_tool_calls(text, HERMES, ENFORCED)
+    assert (content, calls, len(errors)) == (text.removeprefix(JSON), [PARIS], 1)
+
+
+def test_long_arguments_are_sent_in_linear_time() -> None:
+    long = JSON.replace("Paris", "x" * 300_000)
+    client, _ = read([long], HERMES, offered=ENFORCED)
+    assert client.calls == [["get_weather", long[len('{"name": "get_weather", "arguments": ') : -1]]]

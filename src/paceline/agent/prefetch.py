@@ -15,6 +15,7 @@ import asyncio
 import contextvars
 import inspect
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class _Call:
         return _Call(name, dict(value), (name, json.dumps(value, sort_keys=True)))
 
 
-class _Plan:
+class _Plan(ABC):
     """What both clients share: which tools may run ahead of time, and the fields of a request."""
 
     def __init__(
@@ -92,10 +93,15 @@ class _Plan:
         self._max_running = max_running
         self._min_probability = min_probability
         self.stats = PrefetchStats()
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Makes what the calls of this client run in."""
 
     @property
     def extra_body(self) -> dict[str, Any]:
-        """Fields for a chat request; the openai package takes them as `extra_body`."""
+        """Fields for a request, a chat's or /v1/responses'; the openai package takes them as `extra_body`."""
         wish: dict[str, Any] = {"safe_tools": sorted(self._safe)}
         if self._min_probability is not None:
             wish["min_probability"] = self._min_probability
@@ -123,15 +129,8 @@ class Prefetch(_Plan):
         result = prefetch.run(name, arguments)     # for each call of the answer, in its order
     """
 
-    def __init__(
-        self,
-        tools: Mapping[str, Tool],
-        safe: Collection[str],
-        max_running: int = MAX_RUNNING,
-        min_probability: float | None = None,
-    ) -> None:
-        super().__init__(tools, safe, max_running, min_probability)
-        self._pool = ThreadPoolExecutor(max_running, "prefetch")
+    def _prepare(self) -> None:
+        self._pool = ThreadPoolExecutor(self._max_running, "prefetch")
         self._lock = Lock()
         self._ahead: dict[tuple[str, str], Future[Any]] = {}
         self._busy = 0  # threads, also with calls that were dropped
@@ -150,7 +149,7 @@ class Prefetch(_Plan):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def watch(self, stream: Iterable[Any]) -> Iterator[Any]:
-        """The chunks of one answer as they come: dicts, or objects of the openai package."""
+        """The chunks or events of one answer as they come: dicts, or objects of the openai package."""
         self.drop()
         for chunk in stream:
             if predicted := _predicted(chunk):
@@ -208,14 +207,7 @@ class AsyncPrefetch(_Plan):
     Tools may be coroutine functions; plain functions run in threads.
     """
 
-    def __init__(
-        self,
-        tools: Mapping[str, Tool],
-        safe: Collection[str],
-        max_running: int = MAX_RUNNING,
-        min_probability: float | None = None,
-    ) -> None:
-        super().__init__(tools, safe, max_running, min_probability)
+    def _prepare(self) -> None:
         self._ahead: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._running: set[asyncio.Task[Any]] = set()  # also those that were dropped
 

@@ -15,15 +15,23 @@ class ToolSchemas(OfferedTools):
     """fits_text: checks the JSON of a call, {"name": ..., "arguments": {...}}, by the grammar for it.
 
     Its work is bounded; a validator that uses `re` for a schema's patterns could be stopped by a hostile one.
+    enforced: the text is written under a `TriggerCursor` with the openings of the same calls.
     """
 
-    def __init__(self, schemas: Mapping[str, str], fits_text: Callable[[str], bool]) -> None:
+    def __init__(
+        self, schemas: Mapping[str, str], fits_text: Callable[[str], bool], enforced: bool = False
+    ) -> None:
         self._schemas = schemas  # as JSON, closed, by tool
         self._fits_text = fits_text
+        self._enforced = enforced
 
     @property
     def names(self) -> Collection[str]:
         return self._schemas.keys()
+
+    @property
+    def enforced(self) -> bool:
+        return self._enforced
 
     def fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """In any order of members, though a grammar knows but one."""

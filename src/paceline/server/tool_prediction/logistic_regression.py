@@ -5,7 +5,9 @@ Hashing trick: Weinberger et al., arXiv 0902.2206. A feature is a number of 32 b
 CRC-32, which is the same in every process. Features that share a slot cost accuracy, never memory.
 """
 
+import base64
 import math
+import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -43,6 +45,17 @@ class LogisticRegression:
         self._squares = array("f", bytes(4 << BITS))
         self._rate = rate
 
+    def state(self) -> list[str]:
+        """All that was learned, as text."""
+        return [_packed(self._weights), _packed(self._squares)]
+
+    def restore(self, state: Sequence[str]) -> None:
+        """Raises a ValueError where the state cannot be one."""
+        weights, squares = map(_unpacked, state)
+        if min(squares) < 0:
+            raise ValueError("a sum of squares is negative")
+        self._weights, self._squares = weights, squares
+
     def probability(self, features: Sequence[int], offset: float) -> float:
         """offset: the log-odds before anything is learned."""
         weights = self._weights
@@ -58,3 +71,25 @@ class LogisticRegression:
             gradient = error + _DECAY * weights[i]
             squares[i] += gradient * gradient
             weights[i] -= rate * gradient / math.sqrt(squares[i] + 1.0)
+
+
+def _packed(values: "array[float]") -> str:
+    little = array("f", values)
+    if sys.byteorder != "little":
+        little.byteswap()
+    return base64.b64encode(zlib.compress(little.tobytes(), 1)).decode()
+
+
+def _unpacked(text: str) -> "array[float]":
+    reader = zlib.decompressobj()
+    try:
+        raw = reader.decompress(base64.b64decode(text, validate=True), 4 << BITS)
+    except zlib.error as problem:
+        raise ValueError("it is not whole") from problem
+    values = array("f")
+    values.frombytes(raw)
+    if sys.byteorder != "little":
+        values.byteswap()
+    if len(values) != 1 << BITS or not reader.eof or not all(map(math.isfinite, values)):
+        raise ValueError("these are no weights")
+    return values

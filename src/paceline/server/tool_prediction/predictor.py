@@ -35,6 +35,7 @@ MAX_CANDIDATES: Final = 24  # values of one argument in one request
 MAX_WORDS: Final = 60
 MIN_NAME: Final = 0.02  # less likely tools are not looked at
 _LOWEST: Final = 1e-4  # probability
+_VERSION: Final = 1  # of a state: another one where features, values or sizes change their meaning
 _OMITTED: Final = "omitted"  # stands for the JSON of an argument that is left out
 _NAME_BIAS: Final = -2.0  # before anything is learned
 _VALUE_BIAS: Final = -1.0
@@ -53,6 +54,14 @@ class _Argument:
 
     sources: dict[str, int] = field(default_factory=dict)  # how often each held the value
     values: dict[str, tuple[Any, int]] = field(default_factory=dict)  # by their JSON; how often each came
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "_Argument":
+        sources = {str(name): int(times) for name, times in state["sources"].items()}
+        values = {canonical(value): (value, int(times)) for value, times in state["values"]}
+        if len(sources) > MAX_SOURCES or len(values) > MAX_VALUES:
+            raise ValueError("it holds more than is remembered")
+        return cls(sources, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,36 @@ class ToolCallPredictor:
         self._names = LogisticRegression()
         self._values = LogisticRegression()
         self._calls = LogisticRegression(rate=0.2)
+
+    def state(self) -> dict[str, Any]:
+        """All that was learned, as JSON."""
+        return {
+            "version": _VERSION,
+            "models": [model.state() for model in self._models],
+            "tools": {
+                tool: {
+                    name: {"sources": argument.sources, "values": list(argument.values.values())}
+                    for name, argument in arguments.items()
+                }
+                for tool, arguments in self._tools.items()
+            },
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "ToolCallPredictor":
+        """Raises a ValueError, TypeError, AttributeError or LookupError where the state cannot be one."""
+        if state["version"] != _VERSION:
+            raise ValueError("it is of another version")
+        made = cls()
+        for model, learned in zip(made._models, state["models"], strict=True):
+            model.restore(learned)
+        for tool, arguments in list(state["tools"].items())[-MAX_KNOWN_TOOLS:]:
+            made._tools[tool] = {name: _Argument.of_state(argument) for name, argument in arguments.items()}
+        return made
+
+    @property
+    def _models(self) -> tuple[LogisticRegression, ...]:
+        return self._names, self._values, self._calls
 
     def predict(self, chat: Conversation, tools: Mapping[str, Function]) -> "Forecast":
         """tools: those whose calls may be predicted, by name."""

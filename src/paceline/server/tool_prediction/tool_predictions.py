@@ -5,10 +5,13 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from paceline.log import log_error
 from paceline.server.tool_prediction.conversation import Conversation, canonical, read_arguments
@@ -19,6 +22,7 @@ from paceline.server.tool_prediction.predictor import (
     PredictedCall,
     ToolCallPredictor,
 )
+from paceline.server.tool_prediction.predictor_files import PredictorFiles
 
 log = logging.getLogger("paceline.server")
 
@@ -26,6 +30,7 @@ MAX_TENANTS: Final = 64  # whose predictors are in memory, those used last
 MAX_PENDING: Final = 64  # requests to predict for or to learn from; further ones get no prediction
 MIN_PROBABILITY: Final = 0.3
 MAX_CALLS: Final = 4  # predicted for one answer
+SAVE_S: Final = 60.0  # between two writes of a tenant's predictor, while the server runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +82,25 @@ class ToolPredictions:
     """Predictors by tenant. One thread does all their work in the order it comes: an answer is learned from
     before the tenant's next request is predicted for."""
 
-    def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
+    def __init__(
+        self, files: PredictorFiles | None = None, max_tenants: int = MAX_TENANTS, save_s: float = SAVE_S
+    ) -> None:
+        """files: None: predictors end with the server."""
         self._predictors: OrderedDict[str, ToolCallPredictor] = OrderedDict()
+        # Since when it has learned. Weak: one that has left the memory may still learn from its last answers.
+        self._unsaved: WeakKeyDictionary[ToolCallPredictor, float] = WeakKeyDictionary()
+        self._files, self._save_s = files, save_s
         self._max_tenants = max_tenants
         self._thread = ThreadPoolExecutor(1, "paceline-predict")
         self._pending = 0
+        self._closed = False
 
     async def predict(
         self, request: PredictionRequest, tenant: str | None, remember: bool
     ) -> "ToolPrediction":
         """tenant: None: nobody's memory is used, and none is made."""
         forecast = None
-        if tenant is not None and request.tools and self._pending < MAX_PENDING:
+        if tenant is not None and request.tools and self._pending < MAX_PENDING and not self._closed:
             self._pending += 1
             try:
                 work = partial(self._predict, request, tenant)
@@ -97,11 +109,38 @@ class ToolPredictions:
                 self._pending -= 1
         return ToolPrediction(request, forecast, self if remember else None)
 
-    def _predict(self, request: PredictionRequest, tenant: str) -> Forecast | None:
-        predictor = self._predictors.pop(tenant, None) or ToolCallPredictor()
-        self._predictors[tenant] = predictor
+    def close(self, timeout: float) -> None:
+        """Saves what was learned; nothing is predicted or learned afterwards."""
+        self._closed = True
+        saved = self._thread.submit(self._save_all)
+        self._thread.shutdown(wait=False)
+        wait([saved], timeout)
+
+    def _save_all(self) -> None:
+        for tenant in list(self._predictors):
+            self._save(tenant, self._predictors[tenant])
+
+    def _save(self, tenant: str, predictor: ToolCallPredictor) -> None:
+        if self._files is None or self._unsaved.pop(predictor, None) is None:
+            return
+        try:
+            self._files.write(tenant, predictor)
+        except Exception as problem:  # a full disk, say
+            log_error(log, "the predictor of a tenant's tool calls could not be saved", problem)
+
+    def _predictor(self, tenant: str) -> ToolCallPredictor:
+        known = self._predictors.pop(tenant, None)
+        if known is None and self._files is not None:
+            known = self._files.read(tenant)
+        predictor = self._predictors[tenant] = known or ToolCallPredictor()
         if len(self._predictors) > self._max_tenants:
-            self._predictors.popitem(last=False)
+            self._save(*self._predictors.popitem(last=False))
+        return predictor
+
+    def _predict(self, request: PredictionRequest, tenant: str) -> Forecast | None:
+        predictor = self._predictor(tenant)
+        if monotonic() - self._unsaved.get(predictor, inf) >= self._save_s:
+            self._save(tenant, predictor)
         try:
             return predictor.predict(Conversation(request.messages), request.tools)
         except Exception as problem:  # a prediction is never worth a request
@@ -110,13 +149,14 @@ class ToolPredictions:
 
     def learn(self, forecast: Forecast, calls: Calls) -> None:
         """Does not wait."""
-        if self._pending < MAX_PENDING:
+        if self._pending < MAX_PENDING and not self._closed:
             self._pending += 1
             self._thread.submit(self._learn, forecast, calls)
 
     def _learn(self, forecast: Forecast, calls: Calls) -> None:
         try:
             forecast.predictor.learn(forecast, calls)
+            self._unsaved.setdefault(forecast.predictor, monotonic())
         except Exception as problem:
             log_error(log, "an answer's tool calls could not be learned from", problem)
         finally:

@@ -8,8 +8,12 @@ or tags. Such text counts as calls only by a strict rule, since prose may quote 
 - every call names an offered tool, and its arguments fit the schema of that tool;
 - nothing before it looked like a call and was none.
 
-The calls are known only at the end of the answer. Until then the text is held back, and released as content
+Such calls are known only at the end of the answer. Until then the text is held back, and released as content
 as soon as it cannot be calls any more: mostly at its first characters.
+
+An answer that begins with a call is no example in prose. Where a grammar enforces its arguments from the
+opening {"name": "tool", "arguments": on (`OfferedTools.enforced`), it is a call from there on, and is sent as
+it is written; text after it is content, as after a call in the declared format.
 """
 
 import ast
@@ -21,7 +25,19 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from paceline.text.tool_calls.formats import Form, ToolCall
 from paceline.text.tool_calls.json_scanner import JsonScanner
-from paceline.text.tool_calls.parser import read_call, read_member
+from paceline.text.tool_calls.parser import (
+    CUT_OFF,
+    NOT_JSON,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallError,
+    Event,
+    TextEvent,
+    escaped,
+    read_call,
+    read_member,
+)
 
 T = TypeVar("T")
 Steps = Generator[None, str, T]  # is sent one character at a time; "" is the end of the text
@@ -38,8 +54,14 @@ _TAGS: Final = ("tool_call", "tool_calls", "tools", "function_call")
 _FUNCTION: Final = "function="
 _PARAMETER: Final = "parameter="
 _BLANK: Final = " \t\r\n"
+_CLOSING: Final = f"{_BLANK}`,;"  # may be left of the marks around calls that were sent
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _LEAD: Final = re.compile(r"(?:\A|\n)[ \t]*\Z")
+_SPACES: Final = r"[ \t\r\n]*"
+_OPENING: Final = re.compile(  # a call up to its arguments; group 1 is the name as it is written
+    rf'\{{{_SPACES}"name"{_SPACES}:{_SPACES}("(?:[^"\\]|\\.)*"){_SPACES},{_SPACES}"(?:arguments|parameters)"{_SPACES}:{_SPACES}',
+    re.DOTALL,
+)
 
 
 class OfferedTools(Protocol):
@@ -47,6 +69,10 @@ class OfferedTools(Protocol):
 
     @property
     def names(self) -> Collection[str]: ...
+    @property
+    def enforced(self) -> bool:
+        """True if a grammar enforces each call from its opening on (`constraints/tool_call_openings.py`)."""
+
     def fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """True if the tool's schema accepts the arguments."""
 
@@ -69,26 +95,33 @@ class CallDetector:
     forms: Collection[Form]
     parallel: bool = True  # False: several calls are none
     rejected: list[Rejection] = field(default_factory=list)  # text that looked like calls and was none
+    calls: int = 0  # accepted so far
+    _events: list[Event] = field(default_factory=list)  # settled, not returned yet
     _held: str = ""  # the blanks before a possible call, then its text
+    _read: int = 0  # characters of the answer before those held back
     _block: Steps[list[ToolCall]] | None = None  # reads a possible call
     _code: bool = False  # within a code fence
     _line_start: bool = True  # nothing but blanks since the line began
     _blank: bool = True  # nothing but blanks since the answer began
+    _early: bool = False  # calls are sent as they are written
+    _fresh_line: bool = False  # the blanks read last had a line break
+    _begun_at: int | None = None  # of a call that is sent in part
+    _arguments: list[str] = field(default_factory=list)  # of that call, not among the events yet
+    _settled: bool = False  # the text up to this character belongs to calls that were sent
     _off: bool = False
 
-    def push(self, text: str) -> str:
-        """The content that this piece settles."""
-        content: list[str] = []
+    def push(self, text: str) -> list[Event]:
+        """The content and the calls that this piece settles."""
         at = 0
         while at < len(text):
             if self._off:
-                content.append(text[at:])
+                self._content(text[at:])
                 break
-            at = self._prose(text, at, content) if self._block is None else self._feed(text, at, content)
-        return "".join(content)
+            at = self._prose(text, at) if self._block is None else self._feed(text, at)
+        return self._taken()
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """The rest of the content, and the calls, at the end of the text."""
+    def flush(self) -> list[Event]:
+        """The rest, at the end of the text."""
         calls: list[ToolCall] = []
         try:
             if self._block is not None:
@@ -96,31 +129,51 @@ class CallDetector:
         except StopIteration as end:
             calls = end.value
         except _Rejected as rejection:
-            self._count(rejection)
+            self._reject(rejection)
+        if self.calls:  # sent as they were written: marks that close them may follow
+            return [*self._taken(), *(_text(self._held) if self._held.strip(_CLOSING) else ())]
         if len(calls) > 1 and not self.parallel:
-            self._count(_Rejected("several"))
+            self._reject(_Rejected("several"))
             calls = []
-        return "" if calls else self._held, calls
+        self.calls = len(calls)
+        for call in calls:
+            self._events += (CallBegin(call.name, self._read), CallArguments(call.text), CallEnd())
+        return [*self._taken(), *(() if calls else _text(self._held))]
 
-    def stop(self) -> str:
+    def stop(self) -> list[Event]:
         """The text held back, which is content after all. No call is looked for from here on."""
-        rest, self._held, self._block, self._off = self._held, "", None, True
-        return rest
+        self._content(self._held)
+        self._held, self._block, self._off = "", None, True
+        return self._taken()
 
-    def _prose(self, text: str, at: int, content: list[str]) -> int:
+    def _taken(self) -> list[Event]:
+        self._emit_arguments()
+        events, self._events = self._events, []
+        return events
+
+    def _emit_arguments(self) -> None:
+        if self._arguments:
+            self._events.append(CallArguments("".join(self._arguments)))
+            self._arguments.clear()
+
+    def _content(self, text: str) -> None:
+        self._read += len(text)
+        self._events += _text(text)
+
+    def _prose(self, text: str, at: int) -> int:
         """Reads text that is no call up to the next place where one may begin."""
         if not self._line_start:
             end = text.find("\n", at)
             if end < 0:
-                content.append(text[at:])
+                self._content(text[at:])
                 return len(text)
-            content.append(text[at:end])
+            self._content(text[at:end])
             self._line_start, self._held = True, "\n"
             return end + 1
         c = text[at]
         if c in _BLANK and len(self._held) < _MAX_LEAD:
             if c == "\n" and not self._blank:  # only the last line break belongs to the calls
-                content.append(self._held)
+                self._content(self._held)
                 self._held = ""
             self._held += c
             return at + 1
@@ -128,11 +181,11 @@ class CallDetector:
             self._block = self._read_block()
             next(self._block)
             return at
-        self._release(content)
+        self._release()
         self._blank = False
         return at
 
-    def _feed(self, text: str, at: int, content: list[str]) -> int:
+    def _feed(self, text: str, at: int) -> int:
         """Reads a possible call. The character that rejects it is read again, as prose."""
         room = MAX_HELD - len(self._held)
         for i in range(at, len(text)):
@@ -140,9 +193,12 @@ class CallDetector:
             if rejection is not None:
                 self._held += text[at:i]
                 self._block = None
-                self._count(rejection)
-                self._release(content)
+                self._reject(rejection)
+                self._release()
                 return i
+            if self._settled:
+                self._read += len(self._held) + i + 1 - at
+                self._held, self._settled, at, room = "", False, i + 1, MAX_HELD
         self._held += text[at:]
         return len(text)
 
@@ -154,27 +210,38 @@ class CallDetector:
             return rejection
         return None
 
-    def _count(self, rejection: _Rejected) -> None:
-        if rejection.reason:
+    def _reject(self, rejection: _Rejected) -> None:
+        if self._begun_at is not None:
+            reason = CUT_OFF if rejection.reason == "cut" else NOT_JSON
+            self._emit_arguments()
+            self._events.append(CallError(reason, self._begun_at, self._read))
+            self._begun_at, self._off = None, True
+        elif self.calls:  # text follows them
+            self._off = True
+        elif rejection.reason:
             self.rejected.append(rejection.reason)
             self._off = True
 
-    def _release(self, content: list[str]) -> None:
+    def _release(self) -> None:
         """The text held back is content."""
         self._blank = self._blank and not self._held.strip(_BLANK)
         self._line_start = bool(self._held.strip(_BLANK)) and _LEAD.search(self._held) is not None
-        content.append(self._held)
+        self._content(self._held)
         self._held = ""
 
     def _read_block(self) -> Steps[list[ToolCall]]:
         """Calls up to the end of the answer."""
+        self._early = self.offered.enforced and self._blank
         c = yield
         calls: list[ToolCall] = []
         while c:
+            first = c
             calls += yield from self._unit(c, calls)
             c = yield from self._blanks()
             if c and c in ",;" and not (c := (yield from self._blanks())):
                 raise _Rejected("cut")
+            if first == "`" and not self._fresh_line:  # where no opening counts
+                self._early = False
         return calls
 
     def _unit(self, c: str, before: list[ToolCall]) -> Steps[list[ToolCall]]:
@@ -185,7 +252,8 @@ class CallDetector:
             return [(yield from self._object())]
         if c == "[":
             return (yield from self._listed())
-        if c == "<" and "xml" in self.forms:
+        if c == "<" and "xml" in self.forms and not self.calls:
+            self._early = False
             return (yield from self._tagged())
         raise _Rejected("followed_by_text" if before else "")
 
@@ -213,13 +281,18 @@ class CallDetector:
                 raise _Rejected
         if language.strip(_BLANK) not in ("", *FENCES):
             raise _Rejected
+        if "\t" in language or "\r" in language:  # where no opening counts
+            self._early = False
         calls = yield from self._units((yield from self._blanks()), "`")
         yield from self._literal("``", "followed_by_text")
         self._code = False
+        self._settled = self.calls > 0
         return calls
 
     def _object(self) -> Steps[ToolCall]:
         """{"name": ..., "arguments": {...}}, or {{...}} as Qwen2.5-Coder's template shows it."""
+        if self.calls and not self.parallel:
+            raise _Rejected("several")
         scanner = JsonScanner()
         scanner.feed("{")
         written, key, keys = ["{"], "", set[str]()
@@ -230,6 +303,8 @@ class CallDetector:
         looks = False  # like a call
         while True:
             in_key = scanner.in_key
+            if c == "{" and looks and not doubled and (name := self._opened("".join(written))) is not None:
+                return (yield from self._sent(name, scanner))
             if not c or not scanner.feed(c):
                 raise _Rejected(("syntax" if c else "cut") if looks else "")
             written.append(c)
@@ -252,11 +327,57 @@ class CallDetector:
         if call is None:
             raise _Rejected("syntax" if looks else "")
         name, arguments = call
-        return self._checked(name, json.loads(arguments), arguments)
+        checked = self._checked(name, json.loads(arguments), arguments)
+        if self.calls:
+            self._begin(name)
+            self._arguments.append(arguments)
+            self._end()
+        else:
+            self._early = False  # the end of the answer decides about this call, so about all after it
+        return checked
+
+    def _opened(self, written: str) -> str | None:
+        """The tool, if this is an opening from which on a grammar enforces the call."""
+        opening = _OPENING.fullmatch(written) if self._early else None
+        if opening is None:
+            return None
+        spelled = {json.dumps(name, ensure_ascii=False): name for name in self.offered.names}
+        return spelled.get(opening[1])
+
+    def _sent(self, name: str, scanner: JsonScanner) -> Steps[ToolCall]:
+        """A call from its arguments' first brace on, sent as it is written."""
+        self._begin(name)
+        c, written = "{", list[str]()
+        while True:
+            in_string = scanner.in_string
+            if not c or not scanner.feed(c):
+                raise _Rejected("syntax" if c else "cut")
+            written.append(escaped(c) if in_string else c)
+            self._arguments.append(written[-1])
+            self._settled = True
+            if scanner.depth == 1:
+                break
+            c = yield
+        self._end()
+        if (yield from self._blanks()) != "}":
+            raise _Rejected("followed_by_text")
+        self._settled = True
+        text = "".join(written)
+        return ToolCall(name, json.loads(text), text)
+
+    def _begin(self, name: str) -> None:
+        self._begun_at = self._read
+        self._events.append(CallBegin(name, self._read))
+
+    def _end(self) -> None:
+        self._emit_arguments()
+        self._events.append(CallEnd())
+        self._begun_at, self._settled = None, True
+        self.calls += 1
 
     def _listed(self) -> Steps[list[ToolCall]]:
         c = yield from self._blanks()
-        if (c.isalpha() or c == "_") and "python" in self.forms:
+        if (c.isalpha() or c == "_") and "python" in self.forms and not self.calls:
             return (yield from self._python(c))
         calls: list[ToolCall] = []
         while c == "{" and "json" in self.forms:
@@ -266,6 +387,7 @@ class CallDetector:
                 c = yield from self._blanks()
         if c != "]" or not calls:
             raise _Rejected(("syntax" if c else "cut") if calls else "")
+        self._settled = self.calls > 0
         return calls
 
     def _python(self, first: str) -> Steps[list[ToolCall]]:
@@ -378,8 +500,9 @@ class CallDetector:
 
     def _blanks(self) -> Steps[str]:
         """The next character that is no blank."""
+        self._fresh_line = False
         while (c := (yield)) and c in _BLANK:
-            pass
+            self._fresh_line |= c == "\n"
         return c
 
     def _checked(self, name: str, arguments: Any, text: str = "") -> ToolCall:
@@ -388,6 +511,10 @@ class CallDetector:
         if not isinstance(arguments, dict) or not self.offered.fits(name, arguments):
             raise _Rejected("arguments")
         return ToolCall(name, arguments, text)
+
+
+def _text(text: str) -> tuple[TextEvent, ...]:
+    return (TextEvent(text),) if text else ()
 
 
 def _begins(text: str, names: Collection[str]) -> bool:

@@ -29,9 +29,9 @@ _KEY: Final = re.compile(rf"{_SPACES},?{_SPACES}({_STRING}){_SPACES}:{_SPACES}")
 _DECODER: Final = json.JSONDecoder(strict=False)
 
 _SHAPE: Final = '"name" (text) and "arguments" (an object)'
-_NOT_JSON: Final = f"is not valid JSON with {_SHAPE}"
+NOT_JSON: Final = f"is not valid JSON with {_SHAPE}"
 _NO_CALL: Final = f"needs {_SHAPE}"
-_CUT_OFF: Final = "is not valid JSON: it has no end"
+CUT_OFF: Final = "is not valid JSON: it has no end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CallError:
     @property
     def cut(self) -> bool:
         """The text ended before the call."""
-        return self.reason == _CUT_OFF
+        return self.reason == CUT_OFF
 
 
 Event = TextEvent | CallBegin | CallArguments | CallEnd | CallError
@@ -118,7 +118,7 @@ class ToolCallParser:
         if cut_off and self._step in (self._opening, self._item, self._object):
             start = self._at - len(self._lead)
             self._text = self._lead = ""
-            return [CallError(_CUT_OFF, start, start)]
+            return [CallError(CUT_OFF, start, start)]
         return self.push("")
 
     def _outside(self) -> bool:
@@ -157,7 +157,7 @@ class ToolCallParser:
     def _opening(self) -> bool:
         self._lead += self._take(self._length(_GAP))
         if not self._text:
-            return self._last and self._break(_CUT_OFF)
+            return self._last and self._break(CUT_OFF)
         if self._text[0] == "{":
             return self._begin_object()
         if self._text[0] == "[" and self._format.begin:
@@ -176,19 +176,19 @@ class ToolCallParser:
             return True
         if self._format.name_marks and not self._last and _NAMED_SO_FAR.fullmatch(self._text):
             return False
-        return self._break(_NOT_JSON)
+        return self._break(NOT_JSON)
 
     def _item(self) -> bool:
         """The next call of a list, or the list's end."""
         self._lead += self._take(self._length(_GAP))
         if not self._text:
-            return self._last and self._break(_CUT_OFF)
+            return self._last and self._break(CUT_OFF)
         if self._text[0] == "]":
             self._lead = ""
             self._called = True
             self._step = self._after_call
             return True
-        return self._begin_object() if self._text[0] == "{" else self._break(_NOT_JSON)
+        return self._begin_object() if self._text[0] == "{" else self._break(NOT_JSON)
 
     def _begin_object(self) -> bool:
         self._scanner = JsonScanner()
@@ -207,10 +207,10 @@ class ToolCallParser:
             if self._text[self._scanned] == "{" and self._begin_after_name():
                 return True
             if not self._scan(self._scanned + 1):
-                return self._break(_NOT_JSON)
+                return self._break(NOT_JSON)
             if not self._scanner.depth:
                 return self._whole_call()
-        return self._last and self._break(_CUT_OFF)
+        return self._last and self._break(CUT_OFF)
 
     def _begin_after_name(self) -> bool:
         """Begins the call if its object was read up to the arguments, and holds the name."""
@@ -251,15 +251,15 @@ class ToolCallParser:
             in_string = self._scanner.in_string
             if not self._scanner.feed(character):
                 self._emit_arguments(text, i)
-                return self._break_off(_NOT_JSON)
-            text += json.dumps(character)[1:-1] if in_string and character < " " else character
+                return self._break_off(NOT_JSON)
+            text += escaped(character) if in_string else character
             if self._scanner.depth == outside:
                 self._emit_arguments(text, i + 1)
                 self._end_call()
                 self._step = self._rest_of_object if self._wrapped else self._after_call
                 return True
         self._emit_arguments(text, len(self._text))
-        return self._last and self._break_off(_CUT_OFF)
+        return self._last and self._break_off(CUT_OFF)
 
     def _emit_arguments(self, text: str, length: int) -> None:
         self._take(length)
@@ -355,6 +355,11 @@ class ToolCallParser:
     def _length(self, pattern: re.Pattern[str]) -> int:
         match = pattern.match(self._text)
         return match.end() if match else 0
+
+
+def escaped(character: str) -> str:
+    """A character of a JSON string. Models write control characters bare, which no parser accepts."""
+    return json.dumps(character)[1:-1] if character < " " else character
 
 
 def _decoded_name(written: str) -> str | None:

@@ -46,13 +46,12 @@ Delta = ContentDelta | CallDelta
 
 
 class _Events:
-    """The events of an answer. Calls in another form count only if none is in the declared one."""
+    """The events of an answer. Calls in another form count only if no earlier one is in the declared form."""
 
     def __init__(self, format: ToolFormat, offered: OfferedTools | None, parallel: bool) -> None:
         self._parser = ToolCallParser(format)
         self._detector = None if offered is None else CallDetector(offered, format.alternatives, parallel)
         self._errors: list[Rejection] = []
-        self.undeclared = 0  # calls in another form
 
     def push(self, text: str) -> Iterator[Event]:
         yield from self._detected(self._parser.push(text))
@@ -61,13 +60,15 @@ class _Events:
         yield from self._detected(self._parser.flush(cut_off))
         if self._detector is None:
             return
-        rest, calls = self._detector.flush()
-        yield from _text(rest)
-        self.undeclared = len(calls)
-        for call in calls:
-            yield from (CallBegin(call.name, 0), CallArguments(call.text), CallEnd())
-        if calls:
+        before = self._detector.calls
+        yield from self._counted(self._detector.flush())
+        if self._detector.calls > before:
             self._errors.clear()
+
+    @property
+    def undeclared(self) -> int:
+        """Calls in another form."""
+        return 0 if self._detector is None else self._detector.calls
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
@@ -75,31 +76,31 @@ class _Events:
         return (*self._errors, *(() if self._detector is None else self._detector.rejected))
 
     def _detected(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, CallError):
-                self._errors.append("cut" if event.cut else "syntax")
+        for event in self._counted(events):
             if self._detector is None:
                 yield event
             elif isinstance(event, TextEvent):
-                yield from _text(self._detector.push(event.text))
+                yield from self._counted(self._detector.push(event.text))
             elif isinstance(event, CallBegin):
-                yield from _text(self._detector.stop())
+                yield from self._detector.stop()
                 yield event
             else:
                 yield event
 
-
-def _text(text: str) -> Iterator[Event]:
-    if text:
-        yield TextEvent(text)
+    def _counted(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, CallError):
+                self._errors.append("cut" if event.cut else "syntax")
+            yield event
 
 
 class ToolStream:
     """All deltas joined are what `parse_tool_calls` gives for the whole text.
 
-    The exception is a call in the declared format that breaks off within its arguments. The part that was
-    sent cannot be taken back, so it stays a call with incomplete arguments, and only the text after it
-    becomes content. Calls in another form come whole, at the end.
+    The exception is a call that breaks off within its arguments after they began to be sent. The part that
+    was sent cannot be taken back, so it stays a call with incomplete arguments, and only the text after it
+    becomes content. Calls in another form are sent as they are written where the answer begins with them and
+    a grammar enforces them; else they come whole, at the end.
     """
 
     def __init__(

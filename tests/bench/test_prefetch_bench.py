@@ -1,0 +1,87 @@
+"""The replay of recorded runs: what counts as right, what is history for what, and the pages."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import prefetch, results_folder
+from bench.pages import agents, results_page
+from bench.prefetch import Score, evaluate, in_order, reads, tenant
+from support.agent_runs import FUNCTIONS, Shop
+
+TOOLS: list[Any] = [{"type": "function", "function": function} for function in FUNCTIONS.values()]
+
+
+def record(shop: Shop, group: int, model: str = "m") -> dict[str, Any]:
+    """One run of the shop as the files have it."""
+    messages: list[Any] = []
+    for before, calls in shop.run():
+        messages = before
+        if not calls:
+            messages = [*before, {"role": "assistant", "content": "They are on their way."}]
+    about = {"source": "shop", "domain": "orders", "model": model, "group": group}
+    return {**about, "messages": messages, "tools": TOOLS}
+
+
+def runs(count: int, same_group: bool = False) -> list[dict[str, Any]]:
+    shop = Shop(random.Random(0))
+    return [record(shop, 0 if same_group else number) for number in range(count)]
+
+
+def test_calls_of_later_runs_are_predicted_and_counted() -> None:
+    score = evaluate(runs(30), repeats=False, min_probability=0.5)
+    row = score.row("shop")
+    assert (row["runs"], row["calls"], row["literal"]) == (30, row["safe"], 1.0)
+    assert score.answers == score.calls + 30
+    assert row["early"] > 0.6
+    assert row["both"] >= row["early"]
+    assert row["early_wrong"] < 0.2
+    assert 0 < row["saved"]["0.3"] < 0.5
+
+
+def test_runs_of_one_task_are_no_history_for_one_another() -> None:
+    together = runs(12, same_group=True)
+    assert [len(batch) for batch in in_order(together, repeats=False)] == [12]
+    assert evaluate(together, repeats=False, min_probability=0.1).early == 0
+    assert evaluate(together, repeats=True, min_probability=0.1).early > 0
+
+
+def test_tenants_learn_apart() -> None:
+    shop = Shop(random.Random(0))
+    strangers = [record(shop, number, model=f"model {number}") for number in range(12)]
+    assert len({tenant(one) for one in strangers}) == 12
+    assert evaluate(strangers, repeats=False, min_probability=0.1).early == 0
+
+
+def test_only_tools_that_read_count_as_safe() -> None:
+    assert reads("get_order")
+    assert not reads("cancel_order")
+    one = record(Shop(random.Random(0)), 0)
+    one["tools"] = [tool for tool in TOOLS if tool["function"]["name"] == "cancel_order"]
+    score = evaluate([one], repeats=False, min_probability=0.1)
+    assert score.safe == 0 < score.calls
+
+
+def test_time_saved_is_the_shorter_of_tool_and_answer() -> None:
+    score = Score(calls=10, safe=10, early=4, named=2)
+    assert score.saved(0.1) == pytest.approx((4 * 0.1 + 2 * 0.05) / (10 * 0.4))
+    assert score.saved(2.0) == pytest.approx((4 * 0.3 + 2 * 0.3) / (10 * 2.3))
+
+
+def test_results_have_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [evaluate(runs(12), repeats=False, min_probability=0.5).row("shop")]
+    facts = {"date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
+    result = {"machine": facts, "command": "python -m bench prefetch", "rows": rows}
+    monkeypatch.setattr(results_folder, "FOLDER", tmp_path)
+    empty = agents.page(agents.PATH.read_text())
+    assert "| shop |" not in empty
+    (tmp_path / f"{prefetch.RESULT}.json").write_text(json.dumps(result))
+    assert "| shop | 12 |" in "\n".join(results_page.sections())
+    page = agents.page(empty)
+    assert "| shop | 12 |" in page
+    assert "other customers of the same agent as history" in page
+    assert agents.page(page) == page
+    assert len(prefetch.SHORT) == len(prefetch.COLUMNS) - 3
