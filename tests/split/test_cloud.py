@@ -1,0 +1,538 @@
+"""The endpoint and its clients: resumed, lying, flooding, slow, without a key."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import httpx
+import pytest
+
+from bench.network import Network, network
+from paceline.drafters.ngram import Ngram
+from paceline.split import wire
+from paceline.split.cloud import SplitLimits
+from paceline.split.edge import Edge, EdgeResult, EdgeSettings, ServerError
+from paceline.split.streams import MAX_TICKETS, TICKET_S, Tickets
+from paceline.split.wire import (
+    Cancel,
+    Commit,
+    DraftMessage,
+    End,
+    Error,
+    Finish,
+    Hello,
+    Mode,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Resume,
+    extend_hash,
+)
+from paceline.trace.store import Store
+from paceline.web import api_keys
+from paceline.web.api_errors import ApiError
+from support.servers import until
+from support.split_client import Closed, RawClient, raw_client
+from support.split_server import SplitServer, Start
+
+T = TypeVar("T")
+
+BODY: dict[str, Any] = {"prompt": "one two three one two", "max_tokens": 60, "temperature": 0.8, "seed": 5}
+LONG = {**BODY, "max_tokens": 400}
+ENDLESS = {**BODY, "max_tokens": 6000, "ignore_eos": True}
+
+
+def run(test: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(test, 100))
+
+
+async def drafted(client: RawClient, number: int, tokens: tuple[int, ...], **changed: Any) -> DraftMessage:
+    """Sends a draft at the end of the text; changed: other fields."""
+    assert client.opened is not None
+    at = extend_hash(client.opened.hash, client.tokens)
+    message = DraftMessage(number, len(client.tokens), at, tokens)
+    message = replace(message, **changed)
+    await client.send(message)
+    return message
+
+
+# Lies
+
+
+@pytest.mark.parametrize("mode", [Mode.OPPORTUNISTIC, Mode.PATIENT])
+@pytest.mark.parametrize(
+    "lie", ["random", "beyond the vocabulary", "wrong hash", "far base", "replayed", "reordered"]
+)
+def test_a_lying_client_gets_the_targets_text(lie: str, mode: Mode, split_server: SplitServer) -> None:
+    rng, plain = random.Random(lie), split_server.tokens(BODY)
+
+    def lied(number: int, at: int) -> tuple[int, tuple[int, ...], dict[str, int]]:
+        """Number, tokens and other wrong fields of a draft."""
+        if lie == "beyond the vocabulary":
+            strange = range(split_server.split.vocab_size, 1 << 23)
+            return number, tuple(rng.choice(strange) for _ in range(8)), {}
+        if lie == "wrong hash":
+            return number, plain[at : at + 8], {"hash": rng.randrange(1 << 64)}
+        if lie == "far base":
+            return number, plain[at : at + 8], {"base": rng.randrange(len(plain), 1 << 32)}
+        number = rng.randrange(1, 100) if lie == "reordered" else number
+        return number, tuple(rng.randrange(60) for _ in range(8)), {}
+
+    async def test() -> tuple[list[int], Commit | End]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.open(BODY, mode, wait_ms=20)
+            old = list[DraftMessage]()
+            while isinstance(message := await client.commit(), Commit):
+                number, tokens, changed = lied(len(old) + 1, len(client.tokens))
+                old.append(await drafted(client, number, tokens, **changed))
+                if lie == "replayed":
+                    await client.send(rng.choice(old))
+                    await client.send(old[0])
+            return client.tokens, message
+
+    tokens, end = run(test())
+    assert isinstance(end, End)
+    assert tuple(tokens) == split_server.tokens(BODY)
+    assert end.hash == extend_hash(wire_base(split_server), tokens)
+    if lie in ("wrong hash", "far base", "beyond the vocabulary"):
+        assert json.loads(end.report)["drafted_tokens"] == 0
+
+
+def wire_base(split_server: SplitServer) -> int:
+    return extend_hash(wire.HASH_START, split_server.llm.tokenizer.encode(BODY["prompt"]))
+
+
+def test_drafts_of_another_vocabulary_are_dropped_and_the_text_is_streamed(split_server: SplitServer) -> None:
+    async def test() -> tuple[list[int], End]:
+        async with raw_client(split_server.url) as client:
+            welcome = await client.hello(b"x" * 32)
+            assert not welcome.drafts
+            await client.open(BODY)
+            await drafted(client, 1, split_server.tokens(BODY)[:20])
+            return client.tokens, await client.rest()
+
+    tokens, end = run(test())
+    assert tuple(tokens) == split_server.tokens(BODY)
+    assert json.loads(end.report)["drafted_tokens"] == 0
+
+
+def test_a_flood_ends_its_connection_and_the_stream_can_be_resumed(split_server: SplitServer) -> None:
+    async def test() -> list[int]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            opened = await client.open(LONG)
+            errors: list[str] = []
+            with suppress(Closed, ConnectionError, aiohttp.ClientError):
+                for number in range(2000):
+                    await drafted(client, number, (1, 2, 3))
+                while True:
+                    message = await client.receive()
+                    errors += [message.name] if isinstance(message, Error) else []
+            assert errors in ([], ["too_many_messages"])  # none if the flood's own bytes hid it
+            assert client.ws.closed
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.send(Resume(opened.secret, 0, opened.hash))
+            assert isinstance(await client.receive(), Opened)
+            await client.rest()
+            return client.tokens
+
+    assert tuple(run(test())) == split_server.tokens(LONG)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00", b"\xff" * 40, wire.encode(DraftMessage(1, 0, 0, (1,)))[:-1], bytes([3]) + bytes(5000)],
+)
+def test_bytes_that_are_no_message_end_the_connection(data: bytes, split_server: SplitServer) -> None:
+    async def test() -> Error:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.ws.send_bytes(data)
+            error = await client.receive()
+            assert isinstance(error, Error)
+            with pytest.raises(Closed):
+                await client.receive()
+            return error
+
+    error = run(test())
+    assert (error.status, error.name, error.closes) == (400, "malformed_message", True)
+
+
+def test_messages_out_of_turn_end_the_connection(split_server: SplitServer) -> None:
+    async def answer_to(*messages: wire.ClientMessage) -> str:
+        async with raw_client(split_server.url) as client:
+            for message in messages:
+                await client.send(message)
+            while not isinstance(got := await client.receive(), Error):
+                pass
+            return got.name
+
+    hello, request = Hello(split_server.split.fingerprint), Open(json.dumps(LONG).encode())
+    assert run(answer_to(Ping(1))) == "malformed_message"
+    assert run(answer_to(hello, hello)) == "malformed_message"
+    assert run(answer_to(hello, request, request)) == "busy"
+    assert run(answer_to(hello, Resume(bytes(32), 0, 0))) == "unknown_stream"
+    assert run(answer_to(Hello(versions=(2, 3)))) == "unsupported_version"
+
+
+def test_a_text_message_ends_the_connection(split_server: SplitServer) -> None:
+    async def test() -> None:
+        async with raw_client(split_server.url) as client:
+            await client.ws.send_str("hello")
+            assert isinstance(await client.receive(), Error)
+
+    run(test())
+
+
+def test_a_message_beyond_the_limit_is_not_read(split_server: SplitServer) -> None:
+    async def test() -> int | None:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.ws.send_bytes(bytes(wire.MAX_OPEN_BYTES + 1))
+            with pytest.raises(Closed):
+                await client.receive()
+            return client.ws.close_code
+
+    assert run(test()) == 1009
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"n": 2}, "n: expected 1"),
+        ({"prompt": ["a", "b"]}, "prompt: expected one"),
+        ({"prompt": None}, "expected messages"),
+        ({"temperature": -1}, "temperature"),
+        ({"strange": 1}, "strange"),
+        ({"model": "another"}, "another"),
+    ],
+)
+def test_a_request_is_refused_as_over_http_and_the_next_one_is_served(
+    change: dict[str, Any], named: str, split_server: SplitServer
+) -> None:
+    async def test() -> tuple[Error, list[int]]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.send(Open(json.dumps({**BODY, **change}).encode()))
+            error = await client.receive()
+            assert isinstance(error, Error)
+            await client.open(BODY)
+            await client.rest()
+            return error, client.tokens
+
+    error, tokens = run(test())
+    assert named in error.message
+    assert not error.closes
+    assert error.status in (400, 404)
+    assert tuple(tokens) == split_server.tokens(BODY)
+
+
+# Connections
+
+
+def test_a_connection_has_one_answer_after_another(split_server: SplitServer) -> None:
+    async def test() -> None:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            for _ in range(3):
+                client.tokens = []
+                await client.open(BODY)
+                await client.rest()
+                assert tuple(client.tokens) == split_server.tokens(BODY)
+            await client.send(Ping(9))
+            assert await client.receive() == Pong(9)
+
+    run(test())
+
+
+def test_the_prompts_last_tokens_come_on_request(split_server: SplitServer) -> None:
+    prompt = split_server.llm.tokenizer.encode(BODY["prompt"])
+
+    async def test(tail: int) -> Opened:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            return await client.open(BODY, prompt_tail=tail)
+
+    assert run(test(0)).tail == ()
+    assert run(test(3)).tail == tuple(prompt[-3:])
+    opened = run(test(60_000))
+    assert opened.tail == tuple(prompt)
+    assert opened.prompt_len == len(prompt)
+    assert opened.hash == extend_hash(wire.HASH_START, prompt)
+
+
+def test_another_connection_takes_a_stream_over(split_server: SplitServer) -> None:
+    async def test() -> list[int]:
+        async with raw_client(split_server.url) as first, raw_client(split_server.url) as second:
+            for client in (first, second):
+                await client.hello(split_server.split.fingerprint)
+            opened = await first.open(LONG)
+            while len(first.tokens) < 5:
+                await first.commit()
+            second.tokens = first.tokens[:5]
+            await second.send(Resume(opened.secret, 5, extend_hash(opened.hash, second.tokens)))
+            again = await second.receive()
+            assert isinstance(again, Opened)
+            assert again.secret == opened.secret
+            await second.rest()
+            with suppress(Closed):
+                while True:  # its own commits, then the end of the connection
+                    assert isinstance(await first.receive(), Commit)
+            assert first.ws.closed
+            return second.tokens
+
+    assert tuple(run(test())) == split_server.tokens(LONG)
+
+
+def test_a_wrong_position_is_refused_and_the_right_one_is_served(split_server: SplitServer) -> None:
+    async def test() -> list[int]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            opened = await client.open(BODY)
+            await client.rest()
+            client.tokens = []
+            for have, value in ((3, opened.hash), (1 << 31, opened.hash)):
+                await client.send(Resume(opened.secret, have, value))
+                error = await client.receive()
+                assert isinstance(error, Error)
+                assert error.name == "unknown_position"
+            await client.send(Resume(opened.secret, 0, opened.hash))
+            await client.receive()
+            assert (await client.rest()).finish == Finish.LENGTH
+            return client.tokens
+
+    assert tuple(run(test())) == split_server.tokens(BODY)
+
+
+def test_a_reader_that_is_slow_gets_everything_in_fewer_commits(split_server: SplitServer) -> None:
+    async def test() -> tuple[list[int], int]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            opened = await client.open(LONG)
+        # Nobody is connected for a while: the answer is written all the same.
+        stream = split_server.split.streams.find(opened.secret)
+        while not stream.ended:
+            await asyncio.sleep(0.01)
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.send(Resume(opened.secret, 0, opened.hash))
+            await client.receive()
+            commits = 0
+            while isinstance(await client.commit(), Commit):
+                commits += 1
+            return client.tokens, commits
+
+    tokens, commits = run(test())
+    assert tuple(tokens) == split_server.tokens(LONG)
+    assert commits == -(-len(tokens) // wire.MAX_IDS)
+
+
+def test_a_cancelled_answer_ends_at_once(split_server: SplitServer) -> None:
+    async def test() -> End:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            await client.open(ENDLESS)
+            await client.commit()
+            await client.send(Cancel())
+            return await client.rest()
+
+    assert run(test()).finish == Finish.CANCELLED
+    assert until(lambda: split_server.running.in_flight == 0, 20)
+    assert len(split_server.split.mailbox) == 0
+
+
+def test_nobody_reads_an_answer_that_has_no_connection_for_long(start_split: Start) -> None:
+    running, split = start_split(SplitLimits(detached_s=0.2))
+
+    async def test() -> None:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            await client.open(ENDLESS)
+            await client.commit()
+
+    run(test())
+    assert until(lambda: running.in_flight == 0, 20)
+    assert until(lambda: len(split.streams) == 0, 20)
+    assert len(split.mailbox) == 0
+
+
+def test_limits_of_streams_and_time(start_split: Start) -> None:
+    running, split = start_split(SplitLimits(max_streams=2, hello_timeout_s=0.2, idle_timeout_s=0.3))
+
+    async def opened(client: RawClient) -> wire.ServerMessage:
+        await client.hello(split.fingerprint)
+        await client.send(Open(json.dumps(ENDLESS).encode()))
+        return await client.receive()
+
+    async def test() -> None:
+        async with raw_client(running.url) as silent:
+            with pytest.raises(Closed):
+                await silent.receive()
+        async with raw_client(running.url) as idle:
+            await idle.hello(split.fingerprint)
+            with pytest.raises(Closed):
+                await idle.receive()
+        async with raw_client(running.url) as a, raw_client(running.url) as b, raw_client(running.url) as c:
+            assert isinstance(await opened(a), Opened)
+            assert isinstance(await opened(b), Opened)
+            refused = await opened(c)
+            assert isinstance(refused, Error)
+            assert (refused.status, refused.closes) == (429, False)
+        async with raw_client(running.url) as d:  # those that nobody reads any more make room
+            assert isinstance(await opened(d), Opened)
+        assert len(split.streams) == 2
+
+    run(test())
+
+
+def test_an_answer_survives_a_restart_of_the_server(split_server: SplitServer, start_split: Start) -> None:
+    """The client opens its request again: the same text follows what it has."""
+    other, split = start_split()
+
+    async def test() -> EdgeResult:
+        async with network(Network(split_server.port, delay_s=0.002)) as between:
+            edge = Edge(between.url, [Ngram()], EdgeSettings())
+
+            def update(committed: tuple[int, ...], provisional: tuple[int, ...]) -> None:
+                if len(committed) >= 100 and between.port == split_server.port:
+                    between.port = int(other.url.rsplit(":", 1)[1])
+                    between.cut_all()
+
+            return await edge.generate(LONG, update)
+
+    result = run(test())
+    assert result.token_ids == split_server.tokens(LONG)
+    assert result.reconnects >= 1
+    assert len(split.streams) == 1
+    assert result.passes < len(result.token_ids)
+
+
+# Keys
+
+
+def test_a_key_or_a_ticket_is_needed_where_there_are_keys(start_split: Start) -> None:
+    running, split = start_split(api_keys=("secret",))
+    headers = {"authorization": "Bearer secret", "origin": running.url}
+
+    async def hello(ticket: str = "", **headers: str) -> wire.ServerMessage:
+        async with raw_client(running.url, headers=headers) as client:
+            await client.send(Hello(split.fingerprint, ticket))
+            return await client.receive()
+
+    def ticket() -> str:
+        answer = httpx.post(f"{running.url}/v1/split/tickets", headers=headers, trust_env=False).json()
+        assert answer["expires_in"] == TICKET_S
+        return str(answer["ticket"])
+
+    refused = run(hello())
+    assert isinstance(refused, Error)
+    assert (refused.status, refused.name) == (401, "invalid_api_key")
+    assert isinstance(run(hello(authorization="Bearer secret")), wire.Welcome)
+    one, other = ticket(), ticket()
+    assert isinstance(run(hello(one, origin=running.url)), wire.Welcome)
+    for wrong in (hello(one, origin=running.url), hello(other), hello("guessed")):
+        refused = run(wrong)
+        assert isinstance(refused, Error)
+        assert refused.name == "invalid_ticket"
+    for path, method in (("vocabulary", "GET"), ("tickets", "POST")):
+        answer = httpx.request(method, f"{running.url}/v1/split/{path}", trust_env=False)
+        assert answer.status_code == 401
+
+
+def test_limits_of_a_key_hold(start_split: Start, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = api_keys.add(file, "ada", {"concurrent": 1})
+    stranger = api_keys.add(file, "bert")
+    running, split = start_split(keys=str(file))
+
+    async def test() -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        async with (
+            raw_client(running.url, headers=headers) as a,
+            raw_client(running.url, headers=headers) as b,
+        ):
+            for client in (a, b):
+                await client.hello(split.fingerprint)
+            opened = await a.open(ENDLESS)
+            await b.send(Open(json.dumps(BODY).encode()))
+            refused = await b.receive()
+            assert isinstance(refused, Error)
+            assert (refused.status, refused.name) == (429, "rate_limit_exceeded")
+            assert refused.retry_ms
+        async with raw_client(running.url, headers={"authorization": f"Bearer {stranger}"}) as c:
+            await c.hello(split.fingerprint)
+            await c.send(Resume(opened.secret, 0, opened.hash))
+            error = await c.receive()
+            assert isinstance(error, Error)
+            assert error.name == "unknown_stream"
+
+    run(test())
+
+
+def test_pages_of_other_sites_get_no_connection(split_server: SplitServer) -> None:
+    async def test() -> None:
+        async with raw_client(split_server.url, headers={"origin": "https://evil.example"}):
+            pass
+
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        run(test())
+    assert caught.value.status == 403
+
+
+def test_tickets_are_bounded_and_expire() -> None:
+    now = [0.0]
+    tickets = Tickets(lambda: now[0])
+    first = tickets.issue(None, "a")
+    for _ in range(MAX_TICKETS):
+        last = tickets.issue(None, "a")
+    with pytest.raises(ApiError):
+        tickets.redeem(first, "a")
+    assert tickets.redeem(last, "a") is None
+    late = tickets.issue(None, "a")
+    now[0] += TICKET_S + 1
+    with pytest.raises(ApiError):
+        tickets.redeem(late, "a")
+
+
+# The rest of the server
+
+
+def test_a_stream_counts_and_is_traced_like_any_request(start_split: Start, tmp_path: Path) -> None:
+    running, _ = start_split(store=str(tmp_path / "traces.db"))
+    result = run(Edge(running.url, [Ngram()]).generate(BODY))
+    metrics = httpx.get(f"{running.url}/metrics", trust_env=False).text
+    assert re.search(r"^vllm:generation_tokens_total{.*} 60\.0$", metrics, re.MULTILINE)
+    store = Store.open(str(tmp_path / "traces.db"))
+    assert until(lambda: len(store.list()) == 1, 20)
+    (record,) = store.list()
+    store.close()
+    assert record.endpoint == "/v1/split"
+    assert (record.output_tokens, record.passes) == (60, result.passes)
+
+
+def test_errors_of_the_server_are_the_clients(split_server: SplitServer) -> None:
+    with pytest.raises(ServerError, match="temperature") as caught:
+        run(Edge(split_server.url, []).generate({**BODY, "temperature": -1.0}))
+    assert caught.value.status == 400
+
+
+def test_the_vocabulary_is_sent_once(split_server: SplitServer) -> None:
+    url = f"{split_server.url}/v1/split/vocabulary"
+    answer = httpx.get(url, trust_env=False)
+    pieces, control = wire.decode_vocabulary(answer.content)
+    tokenizer = split_server.llm.tokenizer
+    assert pieces == [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+    assert control == tokenizer.control
+    assert answer.headers["etag"] == f'"{wire.fingerprint(pieces).hex()}"'
+    again = httpx.get(url, headers={"if-none-match": answer.headers["etag"]}, trust_env=False)
+    assert again.status_code == 304
