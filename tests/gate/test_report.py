@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from paceline.gate.pair import Leg, Pair
 from paceline.gate.policy import Policy
-from paceline.gate.report import bar, html_report, json_report, shown
+from paceline.gate.report import MAX_PAIRS, bar, html_report, json_report, report, shown
 from paceline.gate.verdict import decide
 from support.gate_pairs import pairs
 
@@ -19,6 +19,9 @@ def drafted(i: int, pair: Pair) -> Pair:
         pair.candidate, text=text, draft_tokens=20, accepted_tokens=12, acceptance_histogram=(2, 3, 4)
     )
     return replace(pair, candidate=candidate, cohort="ab"[i % 2])
+
+
+STRICT = Policy(alpha=0.001)
 
 
 def test_the_page_has_verdict_checks_pictures_and_differences() -> None:
@@ -75,3 +78,42 @@ def test_figures_have_their_unit() -> None:
         "0.5000",
     ]
     assert shown(float("inf"), "ratio") == "–"
+
+
+def test_the_json_has_all_that_the_pictures_are_drawn_from() -> None:
+    made = pairs(120, 0.7, change=drafted)
+    verdict = decide(made, Policy())
+    found = json.loads(json_report(verdict, {"candidate": "c"}, made))
+    assert found["headline"] == verdict.headline
+    assert [finding["check"] for finding in found["findings"]] == [f.check for f in verdict.findings]
+    first = verdict.findings[0]
+    assert found["findings"][0]["text"]["estimate"] == shown(first.estimate, first.unit)
+    point = found["scatter"]["points"][5]
+    assert point["id"] == "p5"
+    assert point["candidate_ms"] == 1000 * (made[5].candidate.tpot_s or 0)
+    tpot = found["evidence"][0]
+    assert len(tpot["pairs"]) == len(tpot["mean"]) == len(tpot["lower"]) == len(tpot["upper"])
+    bounds = zip(tpot["lower"], tpot["mean"], tpot["upper"], strict=True)
+    assert all(low <= mean <= high for low, mean, high in bounds)
+    assert tpot["margin"] == Policy().max_tpot_ratio
+    assert (found["diverged"], found["identical"]) == (1, 119)
+
+
+def test_evidence_is_drawn_at_the_error_rate_of_the_policy() -> None:
+    made = pairs(120, 0.7)
+    usual, strict = (report(decide(made, policy), made, {})["evidence"] for policy in (Policy(), STRICT))
+    assert all(b["upper"][-1] > a["upper"][-1] for a, b in zip(usual, strict, strict=True))
+
+
+def test_pairs_whose_texts_differ_are_shown_first_with_their_first_difference() -> None:
+    made = pairs(60, change=drafted)
+    shown_first = report(decide(made, Policy()), made, {})["shown_pairs"]
+    assert len(shown_first) == MAX_PAIRS
+    assert [pair["id"] for pair in shown_first[:2]] == ["p3", "p59"]
+    assert shown_first[0]["divergence"]["character"] == len("some ")
+    assert shown_first[0]["candidate"]["output"] == HOSTILE
+
+
+def test_a_json_report_of_pairs_without_text_has_none() -> None:
+    made = [pair.without_text() for pair in pairs(40, change=drafted)]
+    assert "script" not in json_report(decide(made, Policy()), {}, made)

@@ -14,6 +14,7 @@ class Idle:
 
     busy = False
     running = waiting = 0
+    idle_s = 0.0
 
     def __init__(self) -> None:
         self.taken: list[Seq] = []

@@ -25,11 +25,12 @@ CLOSED = {
     f"/v1/models/{MODEL}": "GET",
     "/v1/models/unknown": "GET",
     "/v1/routes": "GET",
+    "/page/about": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
 }
 TAKE_BODIES = [path for path, method in CLOSED.items() if method == "POST"]
-OPEN = ["/health", "/ready", "/metrics", "/version", "/openapi.json"]
+OPEN = ["/", "/health", "/ready", "/metrics", "/version", "/openapi.json"]
 ERROR = {"message", "type", "param", "code"}
 
 

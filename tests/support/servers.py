@@ -53,11 +53,14 @@ class Running:
 
 @contextmanager
 def running(model: str, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
+    """settings: of the server; and `extend`, which gets the application before it starts."""
+    extend: Callable[[App], object] = settings.pop("extend", lambda app: None)
     engine = config or EngineConfig(cache_mb=256)
     alone = {"store": "none", "save_estimates": False}
     given = {"model": model, "engine": engine, "drain_s": 0, **alone, **settings}
     chosen = ServerSettings(**given)
     app = build(chosen)
+    extend(app)
     server = uvicorn.Server(uvicorn_config(app, chosen, port=0))
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()

@@ -87,6 +87,7 @@ _SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "metadata": st.dictionaries(json_text, json_text, max_size=4),
     "drafted_by_source": counts,
     "accepted_by_source": counts,
+    "predicted_calls": counts,
     "messages": json_list,
     "tools": json_list,
     "sources": st.lists(st.tuples(json_text, any_int), max_size=3).map(tuple),

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.gate.gateway.app import GateApp
 from paceline.gate.gateway.launch import GateSettings, build, uvicorn_config
+from paceline.server.page.assets import ASSETS, PageAssets
 from paceline.web.streaming import DONE, event
 from support.servers import START_S, until
 
@@ -205,6 +206,7 @@ def gate(folder: Path, config: dict[str, Any], **settings: Any) -> Iterator[Gate
     file = folder / "gate.yaml"
     file.write_text(yaml.safe_dump(config))
     chosen = GateSettings(str(file), drain_s=0, **settings)
-    app = build(chosen)
+    page = PageAssets()
+    app = build(chosen, {"/": page.index, ASSETS: page.asset})
     with serving(uvicorn_config(app, chosen, port=0)) as url:
         yield Gate(app, url)

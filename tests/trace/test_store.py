@@ -261,7 +261,7 @@ def test_an_older_store_is_migrated_and_a_newer_one_refused(
         assert stored_version(url) == migrations.latest()
         with connect.engine(connect.parse(url), create=False).begin() as connection:
             assert connection.execute(text("SELECT mood FROM paceline_requests")).scalar() == "calm"
-    with pytest.raises(StoreError, match="it has version 5, this paceline knows 4; update paceline"):
+    with pytest.raises(StoreError, match="it has version 6, this paceline knows 5; update paceline"):
         Store.open(url)
 
 

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from paceline.errors import StoreError
@@ -78,6 +78,27 @@ def verdict_on(store: GateStore, experiment: str, since: float, policy: Policy) 
     return decide(pairs, policy, feedback, store.windows(experiment, since))
 
 
+def rollout_facts(store: GateStore, plan: Plan) -> tuple[dict[str, Any], Verdict]:
+    """A rollout, the verdict on its stage so far, and its audit, as JSON: `gate status` and the page."""
+    rollout = store.rollout(plan.experiment)
+    verdict = verdict_on(store, plan.experiment, rollout.since, plan.policy)
+    facts = {
+        **asdict(rollout),
+        "stages": plan.stages,
+        "pairs": verdict.pairs,
+        "verdict": verdict.decision,
+        "missing_pairs": verdict.missing_pairs,
+        "reasons": verdict.reasons,
+        "changes": audit(store, plan.experiment),
+    }
+    return facts, verdict
+
+
+def audit(store: GateStore, experiment: str) -> list[dict[str, Any]]:
+    """The changes of a rollout, oldest first, without their verdicts."""
+    return [{**asdict(change), "verdict": None} for change in store.changes(experiment)]
+
+
 class Promoter:
     """One gate process's view of the rollouts.
 
@@ -94,7 +115,7 @@ class Promoter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._store_url, self._plans = store, store_url, plans
-        self._changed, self._executor, self._clock = changed, executor, clock
+        self._changed, self.executor, self._clock = changed, executor, clock
         self._rollouts: dict[str, Rollout] = {}
         self._checked: dict[str, tuple[float, int]] = {}  # when, and with how many pairs
         self.actor = f"gate {socket.gethostname()}:{os.getpid()}"
@@ -109,8 +130,8 @@ class Promoter:
         return rollout is None or rollout.state != "rolled_back"
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
+        if self.executor is not None:
+            self.executor.shutdown(cancel_futures=True)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -150,7 +171,7 @@ class Promoter:
             return
         loop = asyncio.get_running_loop()
         judgement = await loop.run_in_executor(
-            self._executor,
+            self.executor,
             judge,
             self._store_url,
             plan.experiment,

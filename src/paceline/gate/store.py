@@ -121,6 +121,12 @@ class GateStore:
             yield from (pair_from_dict(row.pair) for row in rows)
             last = rows[-1].key
 
+    def pair(self, experiment: str, id: str) -> Pair | None:
+        query = select(PAIRS.c.pair).where(PAIRS.c.experiment == experiment, PAIRS.c.id == id)
+        with self._store.transaction("a pair cannot be read") as connection:
+            stored = connection.execute(query).scalar()
+        return None if stored is None else pair_from_dict(stored)
+
     def count(self, experiment: str, since: float = 0.0) -> int:
         query = select(func.count()).where(PAIRS.c.experiment == experiment, PAIRS.c.created >= since)
         with self._store.transaction("pairs cannot be counted") as connection:

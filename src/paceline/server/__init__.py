@@ -3,6 +3,7 @@
 launch.py        settings to a running server
 app.py           paths, middleware, lifespan
 openai/          one file for each endpoint: the owner of a request
+page/            the page at `/`: modules for the browser, and the endpoints that only they call
 admission.py     API key, route, limits, priority, deadline: a RequestContext
 routes.py        the routes file
 warm_prompts.py  prompts that are read into the cache before anybody sends them

@@ -1,8 +1,9 @@
 """Admission: API key, route, limits of the key, tenant, priority and deadline. Makes a RequestContext."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from paceline.server.telemetry.route_accounting import Prediction
 from paceline.server.tool_prediction import ToolPrediction
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
+from paceline.web.conversation import conversation_of
 from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
 from paceline.web.request_id import new_request_id
 
@@ -32,6 +34,7 @@ class RequestContext:
     tenant: str
     anonymous: bool  # no key and no name: strangers share its tenant
     client: str  # the name of its key, or empty: answers are shared out among clients first
+    conversation: str  # a hash that its turns share
     priority: int
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
@@ -44,6 +47,7 @@ class RequestContext:
     tool_prediction: ToolPrediction | None = None  # where the request asks for predicted tool calls
     error: str | None = None  # the code of the error that ended it
     refusal: str | None = None  # why it was refused before its first pass
+    on_end: Callable[[], object] = lambda: None  # called once its end is recorded
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # unix seconds
 
@@ -74,8 +78,10 @@ class Admission:
         trainer: OnlineTrainer | None = None,
         aliases: Sequence[str] = (),
         single_user: bool = False,
+        local: bool = False,
     ) -> None:
         self.open = False  # new requests are admitted
+        self.in_flight: dict[str, RequestContext] = {}  # by id, until the request log has their end
         self.names = (model, *aliases)  # of the model; the first is its id
         self._model = model
         self._metrics = metrics
@@ -85,6 +91,7 @@ class Admission:
         self._remember = remember
         self._trainer = trainer
         self._single_user = single_user  # requests without a key and a name are one user's
+        self._local = local  # without keys, only this machine's users reach the server
         self._limiter = RateLimiter()
         self._set_routes(Routes() if routes is None else routes.current())
 
@@ -92,6 +99,16 @@ class Admission:
         if self._keys is None:
             return None
         return self._keys.authenticate(headers)
+
+    def is_operator(self, key: Key | None) -> bool:
+        """May see the requests of others. Without keys: all, where the server is one user's or local."""
+        if self._keys is None:
+            return self._single_user or self._local
+        return key is not None and key.operator
+
+    @property
+    def key_names(self) -> Sequence[str]:
+        return () if self._keys is None else [key.name for key in self._keys.current().keys]
 
     def enter(self, key: Key | None) -> Ticket | None:
         """Counts a request to any endpoint, before its body is read. The ticket's holder must leave."""
@@ -129,6 +146,7 @@ class Admission:
             tenant=tenant(key, *names),
             anonymous=key is None and not self._single_user and all(name is None for name in names),
             client="" if key is None else key.name,
+            conversation=conversation_of(http.headers, key, body),
             priority=_priority(key, request.priority, route.priority),
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,
             remember=request.remember is not False and route.remember is not False and self._remember,
@@ -139,7 +157,8 @@ class Admission:
             large=http.state.large,
             id=new_request_id(http.scope, id_prefix, id_bytes),
         )
-        http.state.context = context
+        http.state.context = self.in_flight[context.id] = context
+        context.on_end = partial(self.in_flight.pop, context.id, None)
         if self._trainer is not None:
             self._trainer.request_arrived()
         return context

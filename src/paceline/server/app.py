@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
 from paceline import __version__
@@ -24,11 +25,19 @@ from paceline.server.openai.openapi import document
 from paceline.server.openai.prefill import PrefillServing
 from paceline.server.openai.responses import ResponsesServing
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY, MAX_PARALLEL
+from paceline.server.page.about import AboutServing
+from paceline.server.page.advice import AdviceServing
+from paceline.server.page.assets import ASSETS, PageAssets
+from paceline.server.page.live import LiveServing
+from paceline.server.page.traces import TraceServing
 from paceline.server.request_log import RequestLog
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
 from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies
 from paceline.web.request_id import RequestIds
+
+if TYPE_CHECKING:  # a server without traces starts without a database
+    from paceline.trace.store import Store
 
 MAX_BODIES: Final = 32  # of the largest size, in memory at once
 CLOSING_S: Final = 5.0  # for the engine's thread, and for records that are not written yet
@@ -46,6 +55,8 @@ class App:
         max_parallel: int = MAX_PARALLEL,
         keep_alive_s: float = KEEP_ALIVE_S,
         body_timeout_s: float = BODY_TIMEOUT_S,
+        store: "Store | None" = None,
+        advice: str | None = None,
     ) -> None:
         self.engine, self.admission, self.log = engine, admission, log
         self._body_timeout_s, self._max_bodies = body_timeout_s, MAX_BODIES * max_body
@@ -55,6 +66,12 @@ class App:
         self.responses = ResponsesServing(*parts)
         self.prefill = PrefillServing(*parts)
         self.models = ModelServing(*parts)
+        self.about = AboutServing(*parts)
+        self.live = LiveServing(engine, admission, log, store)
+        self.traces = TraceServing(admission, store)
+        self.advice = AdviceServing(admission, advice)
+        self.assets = PageAssets()
+        self.extra_routes: list[BaseRoute] = []  # of other parts of the package, such as split
 
     def asgi(self) -> Starlette:
         with_key = [
@@ -68,17 +85,33 @@ class App:
             ("/tokenize", self.models.tokenize, "POST"),
             ("/detokenize", self.models.detokenize, "POST"),
         ]
+        for_page = [
+            ("/page/about", self.about.about, "GET"),
+            ("/page/live", self.live.live, "GET"),
+            ("/page/hour", self.live.hour, "GET"),
+            ("/page/runs", self.traces.runs, "GET"),
+            ("/page/runs/{id}", self.traces.run, "GET"),
+            ("/page/runs/{baseline}/{candidate}", self.traces.compare, "GET"),
+            ("/page/traces/{id}", self.traces.trace, "GET"),
+            ("/page/advice", self.advice.report, "GET"),
+        ]
         without_key = [
+            ("/", self.assets.index, "GET"),
+            (ASSETS, self.assets.asset, "GET"),
             ("/health", self.health, "GET"),
             ("/ready", self.ready, "GET"),
             ("/metrics", self.metrics, "GET"),
             ("/version", self.version, "GET"),
             ("/openapi.json", self.openapi, "GET"),
         ]
-        paths = [(path, self._authenticated(handler), method) for path, handler, method in with_key]
+        paths = [(path, self.authenticated(handler), method) for path, handler, method in with_key]
+        paths += [(path, self.authenticated(handler, False), method) for path, handler, method in for_page]
         paths += without_key
         return Starlette(
-            routes=[Path(path, with_error_responses(call), methods=[method]) for path, call, method in paths],
+            routes=[
+                *(Path(path, with_error_responses(call), methods=[method]) for path, call, method in paths),
+                *self.extra_routes,
+            ],
             middleware=[
                 Middleware(RequestIds),
                 Middleware(AccessLog, figures=figures),
@@ -93,8 +126,11 @@ class App:
             exception_handlers={404: not_found, 405: not_allowed},
         )
 
-    def _authenticated(self, handler: Handler) -> Handler:
-        """Checks the key and its limits before anything else: a request over them has no body read."""
+    def authenticated(self, handler: Handler, limited: bool = True) -> Handler:
+        """Checks the key and its limits before anything else: a request over them has no body read.
+
+        limited: False: for the page's own endpoints, which it polls; they count for no limit.
+        """
 
         async def handle(http: Request) -> Response:
             http.state.ticket = None
@@ -102,7 +138,7 @@ class App:
             retryable = False
             try:
                 http.state.key = self.admission.authenticate(http.headers)
-                http.state.ticket = self.admission.enter(http.state.key)
+                http.state.ticket = self.admission.enter(http.state.key) if limited else None
                 return await handler(http)
             except Exception as error:
                 http.state.error = error

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -224,6 +225,8 @@ class Engine(Protocol):
     def running(self) -> int: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def idle_s(self) -> float: ...
     def submit(self, seq: Seq, slots: int = 1) -> None: ...
     def cancel(self, seq_id: str) -> None: ...
     def step(self) -> list[Round]: ...
@@ -303,6 +306,11 @@ class EngineThread:
             while not self._engine.busy or not self._inbox.empty():
                 if not self._take(self._inbox.get()):
                     return
+            if (idle_s := self._engine.idle_s) > 0:  # any message ends the wait
+                with suppress(Empty):
+                    if not self._take(self._inbox.get(timeout=idle_s)):
+                        return
+                continue
             try:
                 rounds = self._engine.step()
             except Exception as problem:

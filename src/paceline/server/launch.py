@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,10 @@ from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.server.telemetry.route_accounting import RouteAccounting
+from paceline.server.tool_prediction import PredictorFiles
 from paceline.server.warm_prompts import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
+from paceline.target.kv.disk_cache import cache_folder
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.access_log import log_unparsed
@@ -66,6 +69,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # without limits, beside those of the file
     served_model_name: tuple[str, ...] = ()  # the model's id, then other names; default: its own
     routes: str | None = None  # a file of routes
+    advice: str | None = None  # a report of `paceline advise --json`, for the page
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
@@ -78,6 +82,7 @@ class ServerSettings:
     log_level: str = "info"
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the server stops
+    max_message: int = 0  # bytes of a WebSocket's message, for endpoints that `extend` adds; 0: none
     keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
 
     # The names of `remember`, `online_training` and `allowed_origins` before 0.2.
@@ -173,10 +178,14 @@ def build(settings: ServerSettings) -> App:
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
     if warm_prompts:
         warm(llm, thread, warm_prompts, keys.current().keys if keys else (), settings.single_user)
-    terms = (settings.remember, trainer, aliases, settings.single_user)
+    local = is_loopback(settings.host) and not settings.allowed_hosts  # else it may be behind a proxy
+    terms = (settings.remember, trainer, aliases, settings.single_user, local)
     admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
-    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
-    engine = settings.engine
+    engine, files = settings.engine, None
+    if engine.cache_disk_mb and settings.remember:
+        files = PredictorFiles(cache_folder(engine.cache_dir), llm.name)
+    close_store = store.close if store else None
+    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, close_store, files)
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
     return App(
         AsyncEngine(llm, thread, metrics, saver),
@@ -186,6 +195,8 @@ def build(settings: ServerSettings) -> App:
         parallel,
         settings.keep_alive_s,
         settings.connections.body_timeout_s,
+        store,
+        settings.advice,
     )
 
 
@@ -260,6 +271,7 @@ def uvicorn_config(app: App, settings: ServerSettings, port: int | None = None) 
         settings.connections,
         settings.drain_s,
         refused,
+        max_message=settings.max_message,
     )
 
 
@@ -272,17 +284,20 @@ def draining_server(
     return DrainingServer(config, app.drain, stop, settings.drain_s, greeting)
 
 
-def run(settings: ServerSettings) -> None:
-    """Until SIGTERM or Ctrl-C."""
+def run(settings: ServerSettings, extend: Callable[[App], object] | None = None) -> None:
+    """Until SIGTERM or Ctrl-C. extend: adds endpoints of other parts of the package."""
     log_to_stderr(settings.log_level)
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     limit_heap_arenas()
     app = build(settings)
+    if extend is not None:
+        extend(app)
     config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if not (settings.single_user or settings.keys or settings.api_keys):
         log.info(
             "requests without a `user` share no drafters' memory: --single-user, if only you use this server"
         )
-    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
-    draining_server(config, app, settings, f"serving {settings.names[0]} on {where}").run(sockets)
+    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}"
+    greeting = f"serving {settings.names[0]} on {where}/v1, and a page on {where}"
+    draining_server(config, app, settings, greeting).run(sockets)

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
-from paceline.server.tool_prediction import ToolPredictions
+from paceline.server.tool_prediction import PredictorFiles, ToolPredictions
 from paceline.text import content_text
 from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
@@ -56,10 +56,11 @@ class RequestLog:
         spans: Spans = NO_SPANS,
         trainer: OnlineTrainer | None = None,
         close_store: Callable[[], None] | None = None,
+        predictor_files: PredictorFiles | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.metrics = metrics
-        self.predictions = ToolPredictions()
+        self.predictions = ToolPredictions(predictor_files)
         self._model = model
         self._recorder = recorder
         self._close_store = close_store  # of the recorder
@@ -77,6 +78,7 @@ class RequestLog:
     def close(self, timeout: float) -> None:
         if self.trainer is not None:
             self.trainer.close(timeout)
+        self.predictions.close(timeout)
         self._spans.close()
         if self._recorder is not None and self._recorder.close(timeout) and self._close_store:
             self._close_store()
@@ -88,7 +90,10 @@ class RequestLog:
             return
         self.metrics.refused(reason)
         if http is not None and reason != UNAUTHORIZED:  # a stranger writes nothing into the store
-            self._record_refusal(request_id(http.scope), time.time(), error_code(error), http.url.path)
+            key = getattr(http.state, "key", None)
+            client = "" if key is None else key.name
+            code = error_code(error)
+            self._record_refusal(request_id(http.scope), time.time(), code, http.url.path, client=client)
 
     def _record_refusal(self, id: str, created: float, code: str, endpoint: str, **about: str) -> None:
         if self._recorder is None:
@@ -108,6 +113,7 @@ class RequestLog:
         try:
             self._report(context, code, refusal)
         finally:
+            context.on_end()
             if context.ticket is not None:
                 retryable = error is not None and refusal is not None and api_error(error).retryable
                 context.ticket.leave(_used_tokens(context.outputs), time.monotonic(), retryable)
@@ -116,18 +122,23 @@ class RequestLog:
         if refusal is not None:
             self.metrics.refused(refusal)
         if refusal is not None and not context.outputs:
-            route, tenant = context.route.name, context.tenant
             self._record_refusal(
-                context.id, context.created, code or REFUSED, context.endpoint, route=route, tenant=tenant
+                context.id,
+                context.created,
+                code or REFUSED,
+                context.endpoint,
+                route=context.route.name,
+                tenant=context.tenant,
+                client=context.client,
             )
         ended = [self.stats(context, output) for output in context.outputs]
+        predicted = self._settle_tool_prediction(context)
         for output, stats in zip(context.outputs, ended, strict=True):
             if refusal is None:
                 self.metrics.finished(stats)
                 self.metrics.tool_calls(len(output.calls), output.undeclared_calls, output.rejected_calls)
-            self._record(context, output, stats, code)
+            self._record(context, output, stats, code, predicted if output.index == 0 else {})
             self._add_training_sample(context, output)
-        self._settle_tool_prediction(context)
         if context.span.recording:
             self._end_span(context, ended, code)
 
@@ -149,7 +160,12 @@ class RequestLog:
         return {"metrics": {**timings, "passes": output.passes, **raw, "speculative_decoding": spec}}
 
     def _record(
-        self, context: RequestContext, output: RequestOutput, stats: RequestStats, code: str | None
+        self,
+        context: RequestContext,
+        output: RequestOutput,
+        stats: RequestStats,
+        code: str | None,
+        predicted: Mapping[str, int],
     ) -> None:
         if self._recorder is None:
             return
@@ -160,12 +176,15 @@ class RequestLog:
             id=context.id if output.index == 0 else f"{context.id}-{output.index}",
             created=context.created,
             tenant=seq.tenant,
+            client=context.client,
+            conversation=context.conversation,
             drafters=seq.spec.drafters,
             accept=seq.spec.accept,
             params={name: value for name, value in context.body.items() if name not in UNRECORDED},
             finish=finish_of(output),
             error=code if stats.finish == "error" else None,
             metadata=request.metadata or {},
+            predicted_calls=predicted,
             messages=chat.messages if chat else None,
             prompt=prompt if isinstance(prompt, str) else None,
             tools=chat.tools if chat else None,
@@ -192,15 +211,19 @@ class RequestLog:
                 TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained)
             )
 
-    def _settle_tool_prediction(self, context: RequestContext) -> None:
-        """Compares predicted tool calls with those written, and learns from them where that is allowed."""
+    def _settle_tool_prediction(self, context: RequestContext) -> Mapping[str, int]:
+        """Compares predicted tool calls with those written, and learns from them where that is allowed.
+
+        Returns their number by outcome.
+        """
         prediction = context.tool_prediction
         if prediction is None:
-            return
+            return {}
         output = context.outputs[0] if context.outputs else None
         complete = output is not None and output.finish == "stop"
         outcome = prediction.settle(output.calls if output is not None and complete else None)
         self.metrics.predicted_tool_calls(outcome)
+        return outcome
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs

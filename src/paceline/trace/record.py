@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paceline.types import Finish, Round
 
@@ -55,7 +55,7 @@ class RequestStats:
     @property
     def prefill_s(self) -> float | None:
         """From the queue to the first token."""
-        return None if self.first_token_s is None else max(0.0, self.first_token_s - self.queue_s)
+        return _prefill_s(self.queue_s, self.first_token_s)
 
     @property
     def token_s(self) -> float | None:
@@ -75,6 +75,8 @@ class RequestRecord:
     route: str = ""
     endpoint: str = ""  # "/v1/chat/completions"
     tenant: str = ""  # opaque; never an API key
+    client: str = ""  # the name of its API key; it alone may read the record over HTTP
+    conversation: str = ""  # a hash that the turns of one conversation share
     drafters: tuple[str, ...] = ()
     accept: str = "match"
     lossy: bool = False
@@ -82,12 +84,14 @@ class RequestRecord:
     metadata: Mapping[str, str] = field(default_factory=dict)  # the caller's labels, kept in any case
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the cache
+    disk_tokens: int = 0  # of these, read from the disk
     output_tokens: int = 0
     passes: int = 0  # of the target
     drafted: int = 0
     accepted: int = 0
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    predicted_calls: Mapping[str, int] = field(default_factory=dict)  # predicted tool calls by outcome
     finish: str | None = None
     error: str | None = None  # never quotes the prompt
     queue_s: float = 0.0
@@ -111,6 +115,22 @@ class RequestRecord:
     @property
     def tokens_per_pass(self) -> float:
         return self.output_tokens / self.passes if self.passes else 0.0
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per output token after the first, until the end; None: there was no second."""
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.seconds - self.first_token_s) / (self.output_tokens - 1)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From the queue to the first token."""
+        return _prefill_s(self.queue_s, self.first_token_s)
+
+
+def _prefill_s(queue_s: float, first_token_s: float | None) -> float | None:
+    return None if first_token_s is None else max(0.0, first_token_s - queue_s)
 
 
 _SHARED: Final = tuple({f.name for f in fields(RequestStats)} & {f.name for f in fields(RequestRecord)})
@@ -137,6 +157,15 @@ class RoundRecord:
     finish: str | None = None
     draft_tokens: tuple[int, ...] | None = None  # text
     tokens: tuple[int, ...] | None = None  # text: what was committed
+
+
+class RoundTiming(NamedTuple):
+    """The part of a RoundRecord that time lines need."""
+
+    committed: int
+    rows: int
+    draft_us: int
+    target_us: int
 
 
 TEXT: Final = ("messages", "prompt", "tools", "output", "prompt_ids", "output_ids")

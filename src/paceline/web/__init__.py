@@ -8,6 +8,7 @@ browser_guard.py refuses pages of other sites, by Origin and Host
 request_body.py  strict JSON within limits, checked by a pydantic model
 streaming.py     server-sent events, and tasks that end when their client disconnects
 request_id.py    x-request-id
+conversation.py  the conversation of a request, as a hash
 config_file.py   YAML and JSON files, checked as a whole and reloaded
 api_keys.py      API keys and tenants
 rate_limit.py    token buckets and concurrency by key

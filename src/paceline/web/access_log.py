@@ -16,9 +16,9 @@ from paceline.web.request_id import request_id
 
 log = logging.getLogger("paceline.access")
 
-PROBES: Final = frozenset(
-    {"/health", "/ready", "/metrics", "/version", "/openapi.json"}
-)  # at the debug level
+# At the debug level: what monitors, and the page, ask for again and again.
+PROBES: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version", "/openapi.json"})
+PAGE: Final = ("/assets/", "/page/")
 
 
 class AccessLog:
@@ -45,7 +45,8 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_noting)
         finally:
-            level = logging.DEBUG if scope["path"] in PROBES and status == 200 else logging.INFO
+            probe = scope["path"] in PROBES or scope["path"].startswith(PAGE)
+            level = logging.DEBUG if probe and status in (200, 304) else logging.INFO
             if log.isEnabledFor(level):
                 log.log(level, "%s", " ".join(self._parts(scope, status, time.perf_counter() - started)))
 

@@ -61,6 +61,7 @@ class Key(StrictModel):
     # and every request would pay for it.
     hash: Annotated[str, AfterValidator(_hash_text)]
     limits: KeyLimits = KeyLimits()
+    operator: bool = False  # the page shows it the requests of all keys, and not only its own
 
 
 class _File(StrictModel):
@@ -169,12 +170,14 @@ def default_file() -> Path:
     return Path(folder).expanduser() / "keys.json"
 
 
-def add(path: Path | str, name: str, limits: Mapping[str, int] | None = None) -> str:
+def add(path: Path | str, name: str, limits: Mapping[str, int] | None = None, operator: bool = False) -> str:
     """Makes a key, stores its hash and returns the key, which cannot be recovered later."""
     new = _PREFIX + secrets.token_urlsafe(32)
     entry: dict[str, Any] = {"name": name, "hash": hash_of(new)}
     if limits:
         entry["limits"] = dict(limits)
+    if operator:
+        entry["operator"] = True
     key = checked(_File, {"keys": [entry]}, KeyFileError).keys[0]
     with _locked(Path(path)) as file:
         keys = load(file).keys if file.exists() else ()

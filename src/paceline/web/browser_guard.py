@@ -28,7 +28,8 @@ class BrowserGuard:
         self._checks_host = (loopback or bool(hosts)) and ANY not in self._hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._problem(Headers(scope=scope)) if scope["type"] == "http" else None
+        guarded = scope["type"] in ("http", "websocket")
+        error = self._problem(Headers(scope=scope)) if guarded else None
         if error is None:
             await self._app(scope, receive, send)
         else:

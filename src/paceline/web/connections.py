@@ -11,9 +11,11 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from paceline.config import require, require_min, require_whole
 from paceline.web.api_errors import CONNECTIONS, ApiError
@@ -174,6 +176,15 @@ class LimitedHttp(HttpToolsProtocol):
         else:  # the answer was complete before the body
             self._wait(self._limits.idle_timeout_s)
 
+    def handle_websocket_upgrade(self) -> None:
+        """The connection counts until it is closed; its application limits what its client may do."""
+        self._stop_timer()
+        self._shared.set_waiting(self, False)
+        super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, LimitedWebSocket):
+            protocol.on_lost = partial(self._shared.remove, self)
+
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing: any client could fill the log. The request is answered as if it asked for no upgrade."""
 
@@ -280,6 +291,17 @@ class LimitedHttp(HttpToolsProtocol):
         with suppress(OSError):
             return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         return True
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """A connection that has become a WebSocket."""
+
+    on_lost: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
+        super().connection_lost(exc)
 
 
 def _headers_too_large(limit: str) -> ApiError:

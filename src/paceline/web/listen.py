@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from paceline.errors import SettingError, UsageError
 from paceline.log import OneLine
-from paceline.web.connections import ConnectionLimits, Connections, Refused
+from paceline.web.connections import ConnectionLimits, Connections, LimitedWebSocket, Refused
 
 log = logging.getLogger("paceline.server")
 
@@ -66,14 +66,20 @@ def limited_uvicorn(
     drain_s: float,
     refused: Refused,
     files: int = 1,
+    max_message: int = 0,
 ) -> uvicorn.Config:
-    """uvicorn with limited connections and no log of its own. files: open files that a connection needs."""
+    """uvicorn with limited connections and no log of its own.
+
+    files: open files that a connection needs. max_message: bytes of a WebSocket's; 0: there are none.
+    """
     return uvicorn.Config(
         app,
         host,
         port,
         http=Connections(_within_files(limits, files), refused).protocol,  # type: ignore[arg-type]  # called alike
-        ws="none",
+        ws=LimitedWebSocket if max_message else "none",
+        ws_max_size=max_message,
+        ws_per_message_deflate=False,  # messages are small, and their lengths would tell what they hold
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -101,7 +101,7 @@ async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[d
     """The body as sent, and as the model; bytes beyond the limit are not read."""
 
     def parsed(body: bytes) -> tuple[dict[str, Any], M]:
-        data = _object_of(body, max_bytes)
+        data = parse_object(body, max_bytes)
         return data, parse_request(data, model)
 
     body = await _read(http, max_bytes)
@@ -111,7 +111,7 @@ async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[d
 async def read_object(http: Request, max_bytes: int) -> tuple[bytes, dict[str, Any]]:
     """A body that is a JSON object: its bytes, and its data."""
     body = await _read(http, max_bytes)
-    return body, await off_loop(http, partial(_object_of, body, max_bytes))
+    return body, await off_loop(http, partial(parse_object, body, max_bytes))
 
 
 async def _read(http: Request, max_bytes: int) -> bytes:
@@ -146,7 +146,7 @@ def _check_media_type(header: str) -> None:
         )
 
 
-def _object_of(body: bytes, max_bytes: int) -> dict[str, Any]:
+def parse_object(body: bytes, max_bytes: int) -> dict[str, Any]:
     data = parse_json(body, max_bytes)
     if not isinstance(data, dict):
         raise _bad("the body is not a JSON object")

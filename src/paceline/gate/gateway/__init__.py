@@ -11,5 +11,6 @@ mirror            second legs: who is sampled, how they are sent, pairs
 store_writer      writes to the store from a thread of its own
 circuit_breaker   the breaker of an upstream, the retry budget of a route
 metrics           Prometheus
+page              experiments, reports and pairs for the page's gate view
 spans             OpenTelemetry
 """

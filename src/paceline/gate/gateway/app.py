@@ -22,8 +22,9 @@ from paceline.gate.gateway.config import GateConfig, GateFile, Route
 from paceline.gate.gateway.metrics import GateMetrics
 from paceline.gate.gateway.metrics_poller import MetricsPoller
 from paceline.gate.gateway.mirror import Mirror
+from paceline.gate.gateway.page import GatePage
 from paceline.gate.gateway.proxy import Proxy
-from paceline.gate.gateway.request_context import PATHS, RequestContext, conversation_of, request_usage
+from paceline.gate.gateway.request_context import PATHS, RequestContext, request_usage
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.gateway.store_writer import StoreWriter
 from paceline.gate.gateway.upstream_client import UpstreamClient, listed_models, request_headers
@@ -43,6 +44,7 @@ from paceline.web.api_errors import (
     with_error_responses,
 )
 from paceline.web.api_keys import ApiKeys, Key
+from paceline.web.conversation import conversation_of
 from paceline.web.otel import Exporter
 from paceline.web.rate_limit import RateLimiter, Ticket
 from paceline.web.request_body import BODY_TIMEOUT_S, FailFastModel, LimitedBodies, read_object, read_request
@@ -73,7 +75,11 @@ class FeedbackRequest(FailFastModel):
 
 
 class GateApp:
-    """rng: jitter of retries, and seeds of mirrored requests that have none."""
+    """rng: jitter of retries, and seeds of mirrored requests that have none.
+
+    store_url: of the store, for other processes. local: only this machine's users reach the gate. files: of
+    the page, by path.
+    """
 
     def __init__(
         self,
@@ -85,6 +91,9 @@ class GateApp:
         promoter: Callable[[GateStore, Plans, Changed], Promoter] | None = None,
         max_body: int = MAX_BODY,
         body_timeout_s: float = BODY_TIMEOUT_S,
+        store_url: str | None = None,
+        local: bool = False,
+        files: Mapping[str, Handler] | None = None,
     ) -> None:
         self.open = False  # new requests are admitted
         self._file, self._keys = config, keys
@@ -101,6 +110,15 @@ class GateApp:
         self.proxy = Proxy(self.client, self.metrics, self.spans, self._candidate_share, self._rng)
         self.mirror = Mirror(self.client, self.metrics, self.spans, self._save_pair, self._rng)
         self.reader = MetricsPoller(self.client, self.config, self.metrics, self._save_window)
+        self._local, self._files = local, files or {}
+        self.page = GatePage(
+            self.config,
+            self.metrics,
+            store,
+            store_url,
+            self._is_operator,
+            lambda: None if self.promoter is None else self.promoter.executor,
+        )
         self._in_flight: Counter[str] = Counter()  # user requests by route
         self._config: GateConfig | None = None
         self._models: tuple[float, list[Any]] = (float("-inf"), [])
@@ -120,7 +138,16 @@ class GateApp:
             ("/v1/models", self.models, "GET"),
             ("/v1/feedback", self.feedback, "POST"),
         ]
+        for_page = [
+            ("/page/about", self.page.about),
+            ("/page/gate", self.page.experiments),
+            ("/page/gate/{experiment}", self.page.report),
+            ("/page/gate/{experiment}/pairs/{id}", self.page.pair),
+        ]
         paths = [(path, self._authenticated(handler), method) for path, handler, method in with_key]
+        if self._files:
+            paths += [(path, self._authenticated(handler, False), "GET") for path, handler in for_page]
+            paths += [(path, handler, "GET") for path, handler in self._files.items()]
         paths += [
             ("/health", self.health, "GET"),
             ("/ready", self.ready, "GET"),
@@ -195,7 +222,13 @@ class GateApp:
         """Ends admitted requests with an error."""
         self.proxy.stop()
 
-    def _authenticated(self, handler: Handler) -> Handler:
+    def _is_operator(self, key: Key | None) -> bool:
+        """May see the texts of others. Without keys: everybody, where the gate is local."""
+        return self._local if self._keys is None else key is not None and key.operator
+
+    def _authenticated(self, handler: Handler, limited: bool = True) -> Handler:
+        """limited: False: for the page's own endpoints, which count for no limit."""
+
         async def handle(http: Request) -> Response:
             http.state.key, http.state.tickets = None, []
             try:
@@ -203,7 +236,8 @@ class GateApp:
                     raise ShuttingDown
                 if self._keys is not None:
                     http.state.key = self._keys.authenticate(http.headers)
-                    self._enter(http, http.state.key)
+                    if limited:
+                        self._enter(http, http.state.key)
                 return await handler(http)
             except Exception as error:
                 http.state.error = error

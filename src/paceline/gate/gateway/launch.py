@@ -3,6 +3,7 @@
 import gc
 import logging
 import signal
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from paceline.gate.gateway.config import GateConfigError, GateFile
 from paceline.gate.promotion import Promoter
 from paceline.gate.store import GateStore
 from paceline.web.access_log import log_unparsed
-from paceline.web.api_errors import ApiError
+from paceline.web.api_errors import ApiError, Handler
 from paceline.web.api_keys import ApiKeys
 from paceline.web.browser_guard import BrowserGuard, is_loopback
 from paceline.web.connections import ConnectionLimits
@@ -54,7 +55,8 @@ class GateSettings:
             )
 
 
-def build(settings: GateSettings) -> GateApp:
+def build(settings: GateSettings, files: Mapping[str, Handler] | None = None) -> GateApp:
+    """files: of the page, by path."""
     try:
         file = GateFile(settings.config)
     except GateConfigError as error:
@@ -72,6 +74,9 @@ def build(settings: GateSettings) -> GateApp:
         promoter=partial(_promoter, settings.store),
         max_body=settings.max_body,
         body_timeout_s=settings.connections.body_timeout_s,
+        store_url=settings.store,
+        local=is_loopback(settings.host) and not settings.allowed_hosts,  # else it may be behind a proxy
+        files=files,
     )
 
 
@@ -100,14 +105,15 @@ def uvicorn_config(app: GateApp, settings: GateSettings, port: int | None = None
     )
 
 
-def run(settings: GateSettings) -> None:
-    """Until SIGTERM or Ctrl-C."""
+def run(settings: GateSettings, files: Mapping[str, Handler] | None = None) -> None:
+    """Until SIGTERM or Ctrl-C. files: of the page, by path."""
     log_to_stderr(settings.log_level)
     sockets = bound(settings.host, settings.port)
-    app = build(settings)
+    app = build(settings, files)
     config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # modules are no garbage: a pass over them would hold up every stream
-    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
-    DrainingServer(config, app.drain, app.stop, settings.drain_s, f"the gate is on {where}").run(sockets)
+    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}"
+    greeting = f"the gate is on {where}/v1" + (f", and its page on {where}" if files else "")
+    DrainingServer(config, app.drain, app.stop, settings.drain_s, greeting).run(sockets)

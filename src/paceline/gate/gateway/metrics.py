@@ -1,10 +1,11 @@
 """The gate's Prometheus metrics."""
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Sample
 
 from paceline.gate.gateway.circuit_breaker import STATES
 from paceline.gate.gateway.upstream_client import UpstreamState
@@ -76,6 +77,21 @@ class GateMetrics:
         """outcome: "recorded", or why there is no pair."""
         self._mirrored.labels(route, outcome).inc()
 
+    def mirror_health(self, route: str) -> dict[str, Any]:
+        """Requests of the route, second legs by outcome, and those that wait or run, of all routes."""
+        requests = sum(_values(self._requests, route=route))
+        outcomes = {
+            sample.labels["outcome"]: int(sample.value) for sample in _samples(self._mirrored, route=route)
+        }
+        recorded = outcomes.get("recorded", 0)
+        return {
+            "requests": int(requests),
+            "outcomes": outcomes,
+            "recorded_share": recorded / requests if requests else None,
+            "waiting": int(sum(_values(self.mirror_waiting))),
+            "running": int(sum(_values(self.mirror_running))),
+        }
+
     def feedback(self, arm: str, kind: str) -> None:
         self._feedback.labels(arm, kind).inc()
 
@@ -102,3 +118,17 @@ class GateMetrics:
             self._in_flight.labels(name).set(state.in_flight)
         encoder, content_type = choose_encoder(accept)
         return encoder(self._registry), content_type
+
+
+def _samples(metric: Counter | Gauge, **labels: str) -> list[Sample]:
+    """Those with these labels, without the times of their creation."""
+    found = [sample for family in metric.collect() for sample in family.samples]
+    return [
+        sample
+        for sample in found
+        if not sample.name.endswith("_created") and labels.items() <= sample.labels.items()
+    ]
+
+
+def _values(metric: Counter | Gauge, **labels: str) -> list[float]:
+    return [sample.value for sample in _samples(metric, **labels)]

@@ -16,7 +16,6 @@ from paceline.web.api_keys import Key
 from paceline.web.rate_limit import Ticket
 from paceline.web.request_body import INLINE_BYTES
 
-CONVERSATION: Final = "x-conversation-id"  # a client's own name for it
 CHUNKED: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their streams end with [DONE]
 GENERATING: Final = CHUNKED | {"/v1/responses"}
 TENANT: Final = "tenant"  # in vllm_xargs, for paceline's proposer
@@ -28,7 +27,6 @@ PATHS: Final = (
     "/tokenize",
     "/detokenize",
 )
-PROMPT_CHARS: Final = 1000  # of a prompt that is no chat: its beginning tells conversations apart
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,27 +112,6 @@ class RequestContext:
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def conversation_of(headers: Mapping[str, str], key: Key | None, body: Mapping[str, Any]) -> str:
-    """A hash that all requests of one conversation share, and few others: whole agent runs have one.
-
-    Of the client's own id for it, or else of everything up to its first user message.
-    """
-    named = headers.get(CONVERSATION)
-    start = {"id": named} if named else {"start": _start(body), "user": body.get("user")}
-    text = json.dumps([key.name if key else "", start], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
-
-
-def _start(body: Mapping[str, Any]) -> Any:
-    messages = body.get("messages", body.get("input"))
-    if isinstance(messages, list):
-        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
-        end = roles.index("user") + 1 if "user" in roles else 1
-        return [body.get("instructions"), messages[:end]]
-    prompt = messages if isinstance(messages, str) else body.get("prompt")
-    return prompt[:PROMPT_CHARS] if isinstance(prompt, str) else prompt
 
 
 def point(conversation: str, purpose: str) -> float:

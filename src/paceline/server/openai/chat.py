@@ -12,11 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.async_engine import ADMITTED
 from paceline.server.openai.params import chat_params
-from paceline.server.openai.protocol import ChatRequest, PredictToolCalls
-from paceline.server.openai.serving import ChunkServing, token_logprobs, usage
-from paceline.server.tool_prediction import PredictionRequest, ToolPrediction, predicted_field
+from paceline.server.openai.protocol import ChatRequest
+from paceline.server.openai.serving import ChunkServing, newly_predicted, token_logprobs, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
 from paceline.web.request_body import off_loop, read_request
@@ -33,8 +31,8 @@ class ChatServing(ChunkServing):
             llm = self.engine.llm
             read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
-            if request.predict_tool_calls is not None and not request.prefill:
-                context.tool_prediction = await self._predict(context, request, request.predict_tool_calls)
+            if not request.prefill:
+                await self.predict_tool_calls(context, request)
         if request.prefill:
             used = await self.read_ahead(http, context, [params])
             answer = {**self.head(context, COMPLETION), "choices": [], "usage": used}
@@ -43,20 +41,6 @@ class ChatServing(ChunkServing):
             return await self.stream(http, context, [params])
         await self.run(http, context, [params])
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
-
-    async def _predict(
-        self, context: RequestContext, request: ChatRequest, options: PredictToolCalls
-    ) -> ToolPrediction:
-        wanted = PredictionRequest.of(
-            request.messages,
-            request.tools or (),
-            request.tool_choice,
-            options.safe_tools or (),
-            options.min_probability,
-            options.max_calls,
-        )
-        tenant = None if context.anonymous else context.tenant
-        return await self.log.predictions.predict(wanted, tenant, context.remember)
 
     def head(self, context: RequestContext, kind: str = CHUNK) -> dict[str, Any]:
         return {
@@ -109,7 +93,8 @@ class ChatServing(ChunkServing):
     ) -> Iterator[dict[str, Any]]:
         """One for a round; the last round has another with the reason of the end."""
         if output.index == 0 and context.tool_prediction is not None:
-            yield from self._predicted(context, context.tool_prediction, delta)
+            for predicted in newly_predicted(context.tool_prediction, delta):
+                yield {**self.head(context), "choices": [], **predicted}
         message = self._message_delta(context, output, delta.deltas)
         logprobs = None
         if output.seq.params.logprobs is not None and delta.tokens:
@@ -118,17 +103,6 @@ class ChatServing(ChunkServing):
             yield self._chunk(context, output, message, logprobs)
         if delta.finish is not None:
             yield self._chunk(context, output, {}, None, output.finish_reason)
-
-    def _predicted(
-        self, context: RequestContext, prediction: ToolPrediction, delta: OutputDelta
-    ) -> Iterator[dict[str, Any]]:
-        """The predicted calls: first before the prompt is read, then once a call's name is written."""
-        calls = [prediction.calls] if delta is ADMITTED else []
-        names = (part.name for part in delta.deltas if isinstance(part, CallDelta) and part.name is not None)
-        calls += [prediction.given_name(name) for name in names]
-        for predicted in calls:
-            if predicted:
-                yield {**self.head(context), "choices": [], **predicted_field(predicted)}
 
     def _chunk(
         self,

@@ -98,6 +98,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = False
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
     continuous_usage_stats: bool = False
+    include_rounds: bool = False  # a chunk for each round: the drafter of each token, and rejected ones
 
 
 class Prediction(RequestBody):

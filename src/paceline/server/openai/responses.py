@@ -37,12 +37,13 @@ from paceline.server.openai.responses_protocol import (
     read_text,
     read_tools,
 )
-from paceline.server.openai.serving import Serving, token_logprobs, usage
+from paceline.server.openai.serving import Serving, newly_predicted, token_logprobs, usage
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import off_loop, read_request
 from paceline.web.streaming import event
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
+PREDICTED: Final = "response.predicted_tool_calls"  # an event that OpenAI has not, sent where it is wanted
 _SAME: Final = (
     "model",
     "parallel_tool_calls",
@@ -59,6 +60,7 @@ _SAME: Final = (
     "speculative_config",
     "priority",
     "remember",
+    "predict_tool_calls",
     "chat_template_kwargs",
     "top_k",
     "min_p",
@@ -82,6 +84,7 @@ class ResponsesServing(Serving):
             llm = self.engine.llm
             read = partial(chat_params, chat, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
+            await self.predict_tool_calls(context, chat)
         builder = ResponseBuilder(context, request, self.engine.llm)
         if request.stream:
             events = self._events(context, params, builder)
@@ -184,7 +187,8 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
 
 def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    chat = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    return chat if tool.annotations is None else chat | {"annotations": tool.annotations}
 
 
 def _tool_choice(
@@ -232,6 +236,8 @@ class ResponseBuilder:
         events: list[Event] = []
         if self._sent == 1:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
+        if (prediction := self._context.tool_prediction) is not None:
+            events += [{"type": PREDICTED, **field} for field in newly_predicted(prediction, delta)]
         events += self._take(delta)
         if delta.finish is not None:
             closing, response = self._closed(output)
@@ -265,7 +271,9 @@ class ResponseBuilder:
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         at = int(time.time()) if status == "completed" else None
         used = _usage(usage([output]))
-        return events, self._response(status, incomplete_details=why, completed_at=at, usage=used)
+        predicted = self._context.tool_prediction
+        known = {} if predicted is None else predicted.field
+        return events, self._response(status, incomplete_details=why, completed_at=at, usage=used, **known)
 
     def _response(self, status: str, **known: Any) -> dict[str, Any]:
         response = {

@@ -14,6 +14,7 @@ from paceline.server.openai.protocol import (
     Hints,
     Metadata,
     Never,
+    PredictedCalls,
     Remember,
     RequestBody,
     ServiceTier,
@@ -107,6 +108,7 @@ class FunctionTool(RequestBody):
     output_schema: dict[str, Any] | None = None  # of results: they are the client's
     async_: NotAsync = None
     allowed_callers: list[Literal["direct"]] | None = None
+    annotations: dict[str, Any] | None = None  # MCP's hints
 
 
 class NamedTool(RequestBody):
@@ -220,6 +222,7 @@ class ResponsesRequest(RequestBody):
     speculative_config: SpeculativeConfig | None = None
     priority: int | None = Field(None, ge=-100, le=100)
     remember: Remember = None
+    predict_tool_calls: PredictedCalls = None
 
 
 def read_items(items_data: Sequence[dict[str, Any]]) -> list[Item]:

@@ -12,10 +12,12 @@ from starlette.responses import Response
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
-from paceline.server.async_engine import AsyncEngine, GenerateParams, PreparedPrompt
-from paceline.server.openai.protocol import StreamOptions
+from paceline.server.async_engine import ADMITTED, AsyncEngine, GenerateParams, PreparedPrompt
+from paceline.server.openai.protocol import ChatRequest, StreamOptions
+from paceline.server.openai.rounds import round_report
 from paceline.server.request_log import RequestLog
-from paceline.text import Tokenizer
+from paceline.server.tool_prediction import PredictionRequest, ToolPrediction, predicted_field
+from paceline.text import CallDelta, Tokenizer
 from paceline.types import TokenLogprob
 from paceline.web.api_errors import ApiError, api_error, log_and_convert
 from paceline.web.streaming import (
@@ -78,6 +80,22 @@ class Serving:
             params = replace(params, params=replace(params.params, max_tokens=limit, min_tokens=fewest))
         context.span.set_request(params.params, params.n, bool(context.request.stream))
         return params
+
+    async def predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> None:
+        """Where the request wants it."""
+        options = request.predict_tool_calls
+        if options is None:
+            return
+        wanted = PredictionRequest.of(
+            request.messages,
+            request.tools or (),
+            request.tool_choice,
+            options.safe_tools or (),
+            options.min_probability,
+            options.max_calls,
+        )
+        tenant = None if context.anonymous else context.tenant
+        context.tool_prediction = await self.log.predictions.predict(wanted, tenant, context.remember)
 
     async def prepare(
         self, context: RequestContext, params: Sequence[GenerateParams]
@@ -169,6 +187,9 @@ class ChunkServing(Serving):
                         begun.add(output.index)
                         unused = {"usage": None} if options.include_usage else {}
                         yield event(self.first_chunk(context, output) | unused)
+                    if options.include_rounds and delta.tokens:
+                        report = {"choices": [], "round": round_report(self.engine.llm.tokenizer, output)}
+                        yield event(self.head(context) | report | usage_so_far(options, context.outputs))
                     for chunk in self.chunks(context, output, delta):
                         yield event(chunk | usage_so_far(options, context.outputs))
         context.outputs.sort(key=lambda output: output.index)
@@ -177,6 +198,14 @@ class ChunkServing(Serving):
             end = {"choices": [], "usage": usage(context.outputs)}
             yield event(self.head(context) | end | self.log.response_metrics(context))
         yield DONE
+
+
+def newly_predicted(prediction: ToolPrediction, delta: OutputDelta) -> Iterator[dict[str, Any]]:
+    """Fields of events: first before the prompt is read, then once a call's name is written."""
+    calls = [prediction.calls] if delta is ADMITTED else []
+    names = (part.name for part in delta.deltas if isinstance(part, CallDelta) and part.name is not None)
+    calls += [prediction.given_name(name) for name in names]
+    yield from (predicted_field(predicted) for predicted in calls if predicted)
 
 
 def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

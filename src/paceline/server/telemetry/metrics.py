@@ -192,6 +192,10 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self._exposed), content_type
 
+    def collect(self) -> Iterable[Metric]:
+        """All that `render` shows."""
+        return self._exposed.collect()
+
     def _add(self, seq_id: str, route: str) -> "_Live":
         while len(self._live) >= MAX_LIVE:
             self._live.pop(next(iter(self._live)), None)

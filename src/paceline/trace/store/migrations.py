@@ -23,9 +23,23 @@ def _add_upstream_windows(connection: Connection) -> None:
     METADATA.create_all(connection, tables=[UPSTREAM_WINDOWS])
 
 
+def _add_conversations(connection: Connection) -> None:
+    columns = (
+        "client TEXT NOT NULL DEFAULT ''",
+        "conversation TEXT NOT NULL DEFAULT ''",
+        "disk_tokens BIGINT NOT NULL DEFAULT 0",
+        "predicted_calls JSON NOT NULL DEFAULT '{}'",
+    )
+    for column in columns:
+        connection.execute(text(f"ALTER TABLE paceline_requests ADD COLUMN {column}"))
+    connection.execute(
+        text("CREATE INDEX paceline_requests_conversation ON paceline_requests (conversation, created)")
+    )
+
+
 # STEPS[n - 1] takes a store from version n to n + 1; once released, a step stays as it is.
 # A new store is made as METADATA says, so a step and METADATA change together.
-STEPS: tuple[Step, ...] = (_add_metadata, _add_gate_tables, _add_upstream_windows)
+STEPS: tuple[Step, ...] = (_add_metadata, _add_gate_tables, _add_upstream_windows, _add_conversations)
 
 ONE_AT_A_TIME = 0x706163656C696E65  # of PostgreSQL's advisory locks, the one for making and changing tables
 

@@ -88,7 +88,12 @@ REQUESTS: Final = Table(
     *(_text(name, optional=True) for name in ("prompt", "output")),
     *(_json(name, optional=True) for name in ("messages", "tools", "prompt_ids", "output_ids")),
     Column("metadata", JSON, nullable=False, server_default="{}"),
+    Column("client", AnyText, nullable=False, server_default=""),
+    Column("conversation", AnyText, nullable=False, server_default=""),
+    Column("disk_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("predicted_calls", JSON, nullable=False, server_default="{}"),
     Index("paceline_requests_created", "created"),
+    Index("paceline_requests_conversation", "conversation", "created"),
 )
 
 ROUNDS: Final = Table(
@@ -177,7 +182,7 @@ _ROUND_FIELDS: Final = tuple(f.name for f in fields(RoundRecord) if f.name != "r
 
 def request_row(record: RequestRecord) -> dict[str, Any]:
     row = {f.name: getattr(record, f.name) for f in fields(record)}
-    for name in ("params", "metadata", "drafted_by_source", "accepted_by_source"):
+    for name in ("params", "metadata", "drafted_by_source", "accepted_by_source", "predicted_calls"):
         row[name] = dict(row[name])  # any mapping will do
     return row
 

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, and_, delete, func, insert, lite
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import DamagedStore, StoreError
-from paceline.trace.record import RequestRecord, RoundRecord, as_dict
+from paceline.trace.record import RequestRecord, RoundRecord, RoundTiming, as_dict
 from paceline.trace.store import connect
 from paceline.trace.store.migrations import latest, migrate, version
 from paceline.trace.store.schema import (
@@ -36,7 +36,10 @@ PAGE = 64  # requests an export holds in memory
 BATCH = 500  # requests deleted in one transaction
 ROOM = 0.9  # pruning by size goes down to this share, so that it is seldom needed
 
+MAX_TURNS = 512  # of a conversation, that are read at once
+
 StoredRequest = tuple[RequestRecord, tuple[RoundRecord, ...]]
+TimedRequest = tuple[RequestRecord, Sequence[RoundTiming]]
 
 
 class Store:
@@ -140,24 +143,37 @@ class Store:
         model: str | None = None,
         route: str | None = None,
         finish: str | None = None,
+        client: str | None = None,
+        since: float | None = None,
     ) -> tuple[RequestRecord, ...]:
-        """Newest first, without their text. before: the id of the last one seen."""
-        filters = {"model": model, "route": route, "finish": finish}
+        """Newest first, without their text. before: the id of the last one seen. since: unix seconds."""
+        filters = {"model": model, "route": route, "finish": finish, "client": client}
         query = select(*SUMMARY).where(*(REQUESTS.c[k] == v for k, v in filters.items() if v is not None))
         query = query.order_by(REQUESTS.c.created.desc(), REQUESTS.c.key.desc()).limit(limit)
+        if since is not None:
+            query = query.where(REQUESTS.c.created >= since)
         with connect.errors("requests cannot be listed"), self._engine.begin() as connection:
             if before is not None:
                 query = query.where(_older_than(connection, before))
             return tuple(request_of(row) for row in connection.execute(query).mappings())
 
-    def get(self, id: str) -> StoredRequest | None:
-        """A request by its id, or by the beginning of it if only one begins so."""
+    def get(self, id: str, exact: bool = False) -> StoredRequest | None:
+        """A request by its id, or unless `exact` by the beginning of it if only one begins so."""
         with connect.errors("a request cannot be read"), self._engine.begin() as connection:
-            key = _key(connection, id)
+            key = _key(connection, id, exact)
             if key is None:
                 return None
             (stored,) = _whole(connection, [key])
             return stored
+
+    def conversation(self, name: str, limit: int = MAX_TURNS) -> tuple[TimedRequest, ...]:
+        """The latest requests of a conversation, oldest first. Of their text only the outputs."""
+        query = select(*SUMMARY, REQUESTS.c.output).where(REQUESTS.c.conversation == name)
+        query = query.order_by(REQUESTS.c.created.desc(), REQUESTS.c.key.desc()).limit(limit)
+        with connect.errors("a conversation cannot be read"), self._engine.begin() as connection:
+            rows = connection.execute(query).mappings().all()[::-1]
+            timings = _timings(connection, [row["key"] for row in rows])
+        return tuple((request_of(row), timings[row["key"]]) for row in rows)
 
     def export(self, since: float | None = None) -> Iterator[dict[str, Any]]:
         """One JSON object for each request, with its rounds, in the order they were saved."""
@@ -254,10 +270,10 @@ def _older_than(connection: Connection, id: str) -> Any:
     return or_(earlier, and_(REQUESTS.c.created == created, REQUESTS.c.key < key))
 
 
-def _key(connection: Connection, id: str) -> int | None:
-    exact = connection.execute(select(REQUESTS.c.key).where(REQUESTS.c.id == id)).scalar()
-    if exact is not None or not id:
-        return exact
+def _key(connection: Connection, id: str, exact: bool) -> int | None:
+    whole = connection.execute(select(REQUESTS.c.key).where(REQUESTS.c.id == id)).scalar()
+    if whole is not None or exact or not id:
+        return whole
     # Not LIKE, which in SQLite takes upper and lower case for the same.
     start = literal(id, AnyText)
     begins = func.substr(REQUESTS.c.id, 1, func.length(start)) == start
@@ -280,6 +296,19 @@ def _whole(connection: Connection, keys: Sequence[int]) -> Sequence[StoredReques
         (request_of(row), tuple(round_of(r, row["id"]) for r in rounds[row["key"]]))
         for row in connection.execute(requests).mappings()
     ]
+
+
+def _timings(connection: Connection, keys: Sequence[int]) -> dict[int, list[RoundTiming]]:
+    timings: dict[int, list[RoundTiming]] = {key: [] for key in keys}
+    columns = (ROUNDS.c[name] for name in ("request_key", *RoundTiming._fields))
+    query = (
+        select(*columns)
+        .where(ROUNDS.c.request_key.in_(keys))
+        .order_by(ROUNDS.c.request_key, ROUNDS.c["index"])
+    )
+    for key, *timing in connection.execute(query):
+        timings[key].append(RoundTiming(*timing))
+    return timings
 
 
 def _patiently(act: Callable[[], T]) -> T:
