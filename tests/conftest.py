@@ -12,6 +12,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,12 @@ from paceline.errors import UnknownModel
 from paceline.hub import resolve
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
     from support.servers import Running
+
+# A GPU machine may have no server libraries.
+pytest_plugins = ["support.split_server"] if find_spec("starlette") else []
 
 gc.disable()  # until all tests are imported: modules are no garbage
 # It takes 20 ms, every HTTP client asks for one, and those of the tests do not use it.
@@ -36,7 +42,8 @@ settings.register_profile("quick", settings.get_profile("full"), max_examples=10
 settings.load_profile("full")
 
 
-WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma"}  # fixture -> marker
+# fixture -> marker
+WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma", "browser": "browser"}
 LONGEST = ("slow", "large", "model")  # markers of long files
 
 
@@ -55,7 +62,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks whoever asks for weights, and as slow all but some cases of what is sampled.
+    """Marks whoever asks for weights or a browser, and as slow all but some cases of what is sampled.
 
     The longest files come first, so that workers end together.
     """
@@ -111,6 +118,38 @@ def toy_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
     from support.servers import toy_running
 
     with toy_running(tmp_path_factory.mktemp("toy")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")  # while it runs, its thread has a running event loop, which others cannot use
+def browser() -> "Iterator[Browser]":
+    from support.browser import chromium, why_no_browser
+
+    if reason := why_no_browser():
+        pytest.skip(reason)
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def browser_page(browser: "Browser") -> "Iterator[Page]":
+    """A tab of its own; what it logs as an error fails the test."""
+    from support.browser import opened
+
+    with opened(browser) as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def page_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
+    """The real server for tests in a browser, with a store of traces."""
+    from support.browser import why_no_browser
+    from support.servers import running
+
+    if reason := why_no_browser():
+        pytest.skip(reason)
+    store = tmp_path_factory.mktemp("page") / "traces.db"
+    with running("smollm2-135m", store=f"sqlite:///{store}", trace_text=True, single_user=True) as found:
         yield found
 
 

@@ -41,8 +41,9 @@ LEVEL = {
     "gate": 10,
     "vllm": 10,
     "agent": 10,
-    "cli": 11,
-    "__main__": 12,
+    "split": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 CORE = set(LEVEL) - {
     "text",
@@ -56,6 +57,7 @@ CORE = set(LEVEL) - {
     "gate",
     "vllm",
     "agent",
+    "split",
     "cli",
     "__main__",
 }

@@ -180,6 +180,7 @@ def test_a_record_takes_every_figure_that_it_has_a_field_for() -> None:
         endpoint="/v1",
         prompt_tokens=1,
         cached_tokens=2,
+        disk_tokens=1,
         output_tokens=3,
         passes=4,
         drafted_by_source={"ngram": 5},
@@ -192,7 +193,7 @@ def test_a_record_takes_every_figure_that_it_has_a_field_for() -> None:
     )
     record = RequestRecord.of(stats, "id", 10.0, tenant="t")
     shared = {f.name for f in fields(RequestStats)} & {f.name for f in fields(RequestRecord)}
-    assert len(shared) == 14
+    assert len(shared) == 15
     assert all(getattr(record, name) == getattr(stats, name) for name in shared)
     assert (record.id, record.created, record.tenant, record.drafted, record.accepted) == (
         "id",

@@ -19,6 +19,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ DrafterMismatch           a drafter cannot draft for this target
  ├─ StoreError                the trace store cannot be opened, read or written
  │   └─ DamagedStore          its file is no database any more
+ ├─ WireError                 a message of the split protocol cannot be read
  ├─ DataError                 a file of conversations or answers to train on cannot be read
  └─ NotCompiled               native code could not be built or loaded; a slower path does the same work
 """
@@ -147,6 +148,17 @@ class StoreError(PacelineError):
 
 class DamagedStore(StoreError):
     pass
+
+
+class WireError(PacelineError):
+    """`code`: one word for the other side of the connection."""
+
+    def __init__(self, message: str, code: str = "malformed_message") -> None:
+        super().__init__(message, code)
+        self.message, self.code = message, code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class DataError(PacelineError):

@@ -188,7 +188,8 @@ class LLM:
         offered = None
         if unmarked is not None:
             with suppress(ConstraintError):  # too large to be checked: the declared format is still read
-                offered = ToolSchemas(unmarked.schemas, self.constraints.checker(unmarked))
+                fits_text = self.constraints.checker(unmarked)
+                offered = ToolSchemas(unmarked.schemas, fits_text, "json" in format.alternatives)
         return OutputParser(parse, format, output.only_calls, offered, output.parallel_tool_calls)
 
     def _prediction(self, text: str) -> Sequence[int]:

@@ -5,7 +5,7 @@ RequestOutput takes rounds. The server reads deltas from it; `LLM.stream` wraps 
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -309,6 +309,11 @@ class Stream(Iterator[Piece]):
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        """Those so far: each with its draft, the accepted part of it, and its tokens."""
+        return tuple(self._output.rounds)
 
     @property
     def result(self) -> Result:

@@ -15,12 +15,13 @@ from bench import results_folder
 from bench.pages import numbers, readme, results_page
 from bench.runs import command, conversations, effects, rounds
 from bench.runs import rows as run_rows
-from bench.runs.arms import NO_DRAFTS, OURS, PLAIN, USER, Arm
+from bench.runs.arms import NO_DRAFTS, NO_TRANSFORMERS, OURS, PLAIN, USER, Arm, FloatServer
 from bench.runs.conversations import Conversation
 from bench.runs.replay import Run, Turn, message_of, replay
 from bench.runs.rounds import COLD, SEEN, Plan, Rounds
 from bench.serve.http_client import Reading, Refused
 from bench.serve.servers import RunningServer
+from bench.vllm.server import MISSING
 from paceline.text import Tokenizer
 from paceline.text.own_turns import shared_tokens
 from support.servers import TEMPLATE
@@ -282,6 +283,53 @@ def test_every_habit_leaves_less_to_read() -> None:
 def test_an_unknown_name_is_an_error_that_lists_the_known(option: str) -> None:
     with pytest.raises(SystemExit, match=f"{option}: 'nothing' is none of "):
         command.main([option, "nothing"])
+
+
+def named(*systems: str) -> Any:
+    return command.parser().parse_args(["--systems", ",".join(systems)])
+
+
+def test_servers_in_float32_are_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[str] = []
+    plan, path = Plan([], [a_conversation()], 1), tmp_path / "m.gguf"
+    for name in ("vllm_python", "transformers_python"):
+        monkeypatch.setattr(command, name, lambda: None)
+    assert command.in_float32(plan, path, tmp_path, named("vllm", "transformers"), reports.append) == []
+    assert reports == [f"left out: vllm: {MISSING}", f"left out: transformers: {NO_TRANSFORMERS}"]
+    monkeypatch.setattr(command, "vllm_python", lambda: Path("python"))
+    monkeypatch.setattr(command, "export_model", lambda model, folder: folder.mkdir())
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("vllm did not start (exit 1)")
+
+    monkeypatch.setattr("bench.vllm.server.started", fails)
+    assert command.in_float32(plan, path, tmp_path, named("vllm"), reports.append) == []
+    assert reports[2] == "left out: vllm: vllm did not start (exit 1)"
+    assert command.in_float32(plan, path, tmp_path, named(OURS), reports.append) == []
+    assert len(reports) == 4
+
+
+def test_servers_in_float32_run_as_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def start(system: str, command: list[str], port: int, *_: Any) -> Any:
+        commands.append(command)
+        return SimpleNamespace(port=port)
+
+    for module in ("bench.vllm.server", "bench.runs.arms"):
+        monkeypatch.setattr(f"{module}.start", start)
+    monkeypatch.setattr("bench.vllm.server.vllm_python", lambda: Path("python"))
+    monkeypatch.setattr("bench.runs.arms.transformers_python", lambda: Path("python"))
+    monkeypatch.setattr("bench.runs.arms.read", lambda *_: None)
+    for name in ("vllm", "transformers"):
+        FloatServer(tmp_path, name, 2, 900).start(tmp_path)
+    vllm, transformers = (" ".join(words) for words in commands)
+    assert "--max-model-len 900" in vllm
+    assert "--dtype float32" in vllm
+    assert "--enable-auto-tool-choice --tool-call-parser hermes" in vllm
+    assert f"transformers serve {tmp_path} --device cpu --dtype float32" in transformers
 
 
 def test_results_have_their_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

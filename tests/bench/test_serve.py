@@ -145,3 +145,11 @@ def test_results_have_their_sections(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| paceline | default | 2000 | 2 (1 to 3) | 2 (1 to 3) | 2.000 (1.000 to 3.000) | 5 |" in page
     assert "| first | 16 | paceline | d | 40.5 (40.0 to 41.0) | 500 | 500 | 100.0 | 2 |" in page
     assert "| wrong texts | 0 |" in page
+
+
+def test_memory_counts_from_the_third_series_of_attacks_on() -> None:
+    records = Records()
+    records.memory = [(t, 100.0 if t < 20 else 110.0 if t < 50 else 120.0) for t in range(80)]
+    series = [Span(10 * i, 10) for i in range(8)]
+    assert hostile_soak.resident_before_and_after(records, series, warm=9, last=79) == (110.0, 120.0)
+    assert hostile_soak.resident_before_and_after(records, series[:5], warm=9, last=79) == (100.0, 120.0)

@@ -91,12 +91,12 @@ def test_keys_are_made_listed_and_removed(
     found = load(file).check(f"Bearer {made.strip()}")
     assert found
     assert found.name == "alice"
-    assert run(capsys, "keys", "new", "bob", "--file", file)[0] == 0
-    assert run(capsys, "keys", "ls") == (0, "alice: requests_per_minute=60\nbob: no limits\n", "")
+    assert run(capsys, "keys", "new", "bob", "--operator", "--file", file)[0] == 0
+    assert run(capsys, "keys", "ls") == (0, "alice: requests_per_minute=60\nbob: no limits, operator\n", "")
     code, out, _ = run(capsys, "keys", "ls", "--json")
     assert json.loads(out) == [
-        {"name": "alice", "limits": {"requests_per_minute": 60}},
-        {"name": "bob", "limits": {}},
+        {"name": "alice", "limits": {"requests_per_minute": 60}, "operator": False},
+        {"name": "bob", "limits": {}, "operator": True},
     ]
     assert run(capsys, "keys", "rm", "alice") == (0, "alice is removed\n", "")
     assert [key.name for key in load(file).keys] == ["bob"]
@@ -167,7 +167,7 @@ def test_serve_passes_its_options_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[launch.ServerSettings] = []
-    monkeypatch.setattr(launch, "run", seen.append)
+    monkeypatch.setattr(launch, "run", lambda settings, extend: seen.append(settings))
     monkeypatch.setenv("PACELINE_API_KEY", "from-the-environment")
     options = "--served-model-name a --served-model-name b --max-model-len 512 --log-level warning"
     browser = "--allowed-origin https://a.example --cors https://b.example --allowed-host a.example"

@@ -77,6 +77,7 @@ def test_models_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(out)
     assert facts["torch"]
     assert any("amx" in key.lower() for key in facts)
+    assert facts["disk cache"].startswith("not used: " if facts["native engine"].startswith("not") else "in ")
 
 
 def test_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ def test_old_names_of_options_work_and_say_what_is_new(
     remembers: bool,
 ) -> None:
     seen: list[ServerSettings] = []
-    monkeypatch.setattr("paceline.server.launch.run", seen.append)
+    monkeypatch.setattr("paceline.server.launch.run", lambda settings, extend: seen.append(settings))
     for given in (option, now):
         with pytest.raises(SystemExit):
             main(["serve", "smollm2-135m", "--trained", "mine", given])

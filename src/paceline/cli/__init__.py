@@ -5,6 +5,7 @@ options    option groups that commands share
 generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve
+edge       edge: drafts here, verified by a server
 gate       gate serve
 gate_run   gate run
 gate_status gate status, gate set, gate rollback, gate export
@@ -14,6 +15,8 @@ keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
+export     export
+split      split plan, split pull
 vllm       vllm command
 estimate   estimate
 advise     advise

@@ -19,18 +19,12 @@ FLUSH_S: Final = 60.0  # for the pages of one prompt
 out = Console(highlight=False, soft_wrap=True)
 
 
-def _folder(cache_dir: str | None) -> Path:
-    from paceline.target.kv.disk_cache import default_folder
-
-    return Path(cache_dir).expanduser() if cache_dir else default_folder()
-
-
 @cache_app.command("ls")
 def list_models(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """List the models whose prefixes are on the disk."""
-    from paceline.target.kv.disk_cache import stored_models
+    from paceline.target.kv.disk_cache import cache_folder, stored_models
 
-    models = stored_models(_folder(cache_dir))
+    models = stored_models(cache_folder(cache_dir))
     if as_json:
         print(json.dumps([asdict(model) for model in models]))
         return
@@ -46,10 +40,14 @@ def clear_pages(
     cache_dir: CacheDir = None,
     model: Annotated[str | None, typer.Option(help="Only of this model, as `ls` names it.")] = None,
 ) -> None:
-    """Remove cached prefixes. Servers may run meanwhile."""
-    from paceline.target.kv.disk_cache import clear
+    """Remove cached prefixes and, without --model, what predicts tool calls. Servers may run meanwhile."""
+    from paceline.server.tool_prediction.predictor_files import clear as clear_predictors
+    from paceline.target.kv.disk_cache import cache_folder, clear
 
-    print(f"{clear(_folder(cache_dir), model):,} pages removed")
+    folder = cache_folder(cache_dir)
+    print(f"{clear(folder, model):,} pages removed")
+    if model is None and (removed := clear_predictors(folder)):
+        print(f"tool predictions of {removed:,} tenants removed")
 
 
 @cache_app.command("warm")

@@ -26,6 +26,7 @@ def report() -> dict[str, Any]:
         "runs on": f"{device}, {str(dtype).removeprefix('torch.')} where torch runs it",
         "native engine": _native(device.type),
         "cuda kernels": _cuda(device.type),
+        "disk cache": _disk_cache(device.type),
         "sampling": describe_sampling(),
         "PACELINE_HOME": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
@@ -50,6 +51,15 @@ def _native(device: str) -> str:
     return f"{path}: {why}"
 
 
+def _disk_cache(device: str) -> str:
+    """Where a server keeps pages of the KV cache, or why it does not."""
+    from paceline.target.kv.disk_cache import cache_folder
+    from paceline.target.load import DISK_TIER
+
+    used = not _native(device).startswith("not used")
+    return f"in {cache_folder()} (--cache-dir)" if used else f"not used: {DISK_TIER}"
+
+
 def _cuda(device: str) -> str:
     """Whether the CUDA kernels run here, or the reason against them; and the memory that is free."""
     import torch
@@ -69,7 +79,7 @@ def model_report(name: str) -> dict[str, Any]:
     from paceline import hub
     from paceline.config import EngineConfig
     from paceline.target.cost import cost_table
-    from paceline.target.load import load_target
+    from paceline.target.load import DISK_TIER, load_target
     from paceline.text import Tokenizer, check_own_turns
 
     path = hub.resolve(name)
@@ -80,6 +90,7 @@ def model_report(name: str) -> dict[str, Any]:
     return {
         "model": name,
         "engine": target.describe(),
+        "disk cache": "yes" if target.disk_tier else f"no: {DISK_TIER}",
         "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
         "model memory": ", ".join(f"{use} {n / 2**20:,.0f} MiB" for use, n in target.memory().items()),
         "own_turns": {turn.kind: str(turn) for turn in own_turns},

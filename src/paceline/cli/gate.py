@@ -47,8 +47,10 @@ def serve_gate(
 ) -> None:
     """Forward requests to OpenAI-compatible servers, by the routes of a file."""
     from paceline.gate.gateway.launch import GateSettings, run
+    from paceline.server.page.assets import ASSETS, PageAssets
     from paceline.web.connections import ConnectionLimits
 
+    page = PageAssets()
     run(
         GateSettings(
             config=config,
@@ -67,5 +69,6 @@ def serve_gate(
             store=store,
             log_level=connection.log_level,
             drain_s=drain,
-        )
+        ),
+        {"/": page.index, ASSETS: page.asset},
     )

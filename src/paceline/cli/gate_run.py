@@ -114,7 +114,9 @@ class ReportOptions:
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None
     html_file: Annotated[Path | None, typer.Option("--html", help="Write the report as HTML.")] = None
     pairs_file: Annotated[Path | None, typer.Option("--pairs", help="Write the pairs as JSON lines.")] = None
-    texts: Annotated[bool, typer.Option(help="Prompts and answers into --pairs and --html too.")] = False
+    texts: Annotated[
+        bool, typer.Option(help="Prompts and answers into --pairs, answers into --html and --json.")
+    ] = False
 
     def check(self) -> None:
         require_writable(self.json_file, self.html_file, self.pairs_file)
@@ -124,7 +126,7 @@ class ReportOptions:
 
         pairs = done.pairs if self.texts else tuple(pair.without_text() for pair in done.pairs)
         if self.json_file is not None:
-            self.json_file.write_text(json_report(done.verdict, about), encoding="utf-8")
+            self.json_file.write_text(json_report(done.verdict, about, pairs), encoding="utf-8")
         if self.html_file is not None:
             self.html_file.write_text(html_report(done.verdict, pairs, about), encoding="utf-8")
         if self.pairs_file is not None:

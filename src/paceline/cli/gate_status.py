@@ -5,8 +5,7 @@ import json
 import socket
 import time
 from contextlib import closing
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,7 +17,6 @@ from paceline.errors import SettingError, UsageError, unknown_name
 if TYPE_CHECKING:  # other commands start without statistics
     from paceline.gate.promotion import Plan
     from paceline.gate.store import GateStore, RolloutState
-    from paceline.gate.verdict import Verdict
 
 SHOWN_CHANGES = 5
 
@@ -34,9 +32,11 @@ Reason = Annotated[str, typer.Option(help="For the audit.")]
 
 def status(config: Config, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show each rollout: its stage, the verdict on it so far, and its last changes."""
+    from paceline.gate.promotion import rollout_facts
+
     plans, opened = _opened(config, store)
     try:
-        facts = [_facts(opened, plan) for plan in plans.values()]
+        facts = [rollout_facts(opened, plan) for plan in plans.values()]
     finally:
         opened.close()
     if as_json:
@@ -118,21 +118,3 @@ def _change(store: "GateStore", experiment: str, state: "RolloutState", share: f
     finally:
         store.close()
     print(f"{experiment}: {state}, the candidate serves {share:.0%} of users; gates follow within seconds")
-
-
-def _facts(store: "GateStore", plan: "Plan") -> "tuple[dict[str, Any], Verdict]":
-    from paceline.gate.promotion import verdict_on
-
-    rollout = store.rollout(plan.experiment)
-    verdict = verdict_on(store, plan.experiment, rollout.since, plan.policy)
-    changes = [{**asdict(change), "verdict": None} for change in store.changes(plan.experiment)]
-    facts = {
-        **asdict(rollout),
-        "stages": plan.stages,
-        "pairs": verdict.pairs,
-        "verdict": verdict.decision,
-        "missing_pairs": verdict.missing_pairs,
-        "reasons": verdict.reasons,
-        "changes": changes,
-    }
-    return facts, verdict

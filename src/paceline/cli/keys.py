@@ -23,6 +23,7 @@ def new(
     max_priority: Annotated[
         int | None, typer.Option(help="Highest priority; without it, 0 and that of the route.")
     ] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="May see the requests of all keys.")] = False,
 ) -> None:
     """Make a key and print it once: only its hash is stored."""
     from paceline.web import api_keys
@@ -34,7 +35,7 @@ def new(
         "max_priority": max_priority,
     }
     chosen = {limit: value for limit, value in limits.items() if value is not None}
-    print(api_keys.add(file or api_keys.default_file(), name, chosen))
+    print(api_keys.add(file or api_keys.default_file(), name, chosen, operator))
 
 
 @keys_app.command("ls")
@@ -43,12 +44,14 @@ def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")
     from paceline.web import api_keys
 
     stored = api_keys.load(file or api_keys.default_file()).keys
-    listed = [(key.name, key.limits.model_dump(exclude_none=True)) for key in stored]
+    listed = [(key, key.limits.model_dump(exclude_none=True)) for key in stored]
     if as_json:
-        print(json.dumps([{"name": name, "limits": limits} for name, limits in listed]))
+        about = [{"name": key.name, "limits": limits, "operator": key.operator} for key, limits in listed]
+        print(json.dumps(about))
         return
-    for name, limits in listed:
-        print(f"{name}: {', '.join(f'{limit}={value}' for limit, value in limits.items()) or 'no limits'}")
+    for key, limits in listed:
+        shown = ", ".join(f"{limit}={value}" for limit, value in limits.items()) or "no limits"
+        print(f"{key.name}: {shown}{', operator' if key.operator else ''}")
 
 
 @keys_app.command("rm")

@@ -16,20 +16,23 @@ from paceline.cli.cache import cache_app
 from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
+from paceline.cli.edge import edge
 from paceline.cli.estimate import estimate
+from paceline.cli.export import export
 from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.options import AsJson
 from paceline.cli.render import bar
 from paceline.cli.serve import serve
+from paceline.cli.split import split_app
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
 from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, serve, train, layers, estimate, advise):
+for command in (generate, chat, serve, edge, train, layers, estimate, advise, export):
     app.command()(command)
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")
@@ -39,6 +42,7 @@ app.add_typer(cache_app, name="cache")
 app.add_typer(trace_app, name="trace")
 app.add_typer(gate_app, name="gate")
 app.add_typer(vllm_app, name="vllm")
+app.add_typer(split_app, name="split")
 out = Console(highlight=False, soft_wrap=True)
 
 

@@ -40,6 +40,7 @@ COLOURS: Final = {
     "medusa": "\033[93m",
     "eagle": "\033[91m",
     "block": "\033[92m",
+    "mailbox": "\033[38;5;208m",
 }
 OWN: Final = "\033[31m"  # any drafter that a user adds
 RESET: Final = "\033[0m"

@@ -2,7 +2,9 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +16,11 @@ from paceline.cli.options import (
     TemplateOptions,
     grouped,
 )
+from paceline.errors import SettingError
 from paceline.trace.online import OnlineTrainingConfig
+
+if TYPE_CHECKING:
+    from paceline.server.app import App
 
 log = logging.getLogger("paceline")
 
@@ -118,10 +124,26 @@ def serve(
     connection: ConnectionOptions,
     max_draft: MaxDraft = 8,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split", help="Verify drafts of clients too: a WebSocket at /v1/split, a page at /edge."
+        ),
+    ] = False,
+    edge_onnx: Annotated[
+        Path | None,
+        typer.Option(help="With --split: a file of `export --onnx`, for drafts on the GPU of a browser."),
+    ] = None,
+    advice: Annotated[
+        str | None, typer.Option(help="A report of `paceline advise --json`, for the page.")
+    ] = None,
 ) -> None:
     """Serve a model to any OpenAI client."""
     config = engine.config(max_batch=listen.max_batch, max_waiting=listen.max_waiting)
+    if edge_onnx is not None and not (split and edge_onnx.is_file()):
+        raise SettingError("edge_onnx", str(edge_onnx), "a file, together with --split")
     from paceline.server.launch import ServerSettings, run
+    from paceline.split.wire import MAX_OPEN_BYTES
     from paceline.web.connections import ConnectionLimits
 
     settings = ServerSettings(
@@ -137,6 +159,7 @@ def serve(
         engine=config,
         keys=listen.keys,
         routes=routes,
+        advice=advice,
         store=memory.store,
         trace_text=memory.trace_text,
         remember=memory.remembers,
@@ -157,5 +180,15 @@ def serve(
         log_level=connection.log_level,
         drain_s=listen.drain,
         keep_alive_s=listen.keep_alive,
+        max_message=MAX_OPEN_BYTES if split else 0,
     )
-    run(settings)
+    run(settings, partial(_mount_split, model=model, onnx=edge_onnx) if split else None)
+
+
+def _mount_split(app: "App", model: str, onnx: Path | None) -> None:
+    from paceline import hub
+    from paceline.split.cloud import mount
+    from paceline.split.edge_page import browser_model, mount_page
+
+    mount(app)
+    mount_page(app, browser_model(hub.resolve(model)), onnx)
