@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture advisepicture drafter clean
+.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture screenshots advisepicture drafter clean
 
 setup: $(STAMP)
 
@@ -38,7 +38,7 @@ suite: setup
 	$(PYTEST)
 
 quick-suite: setup
-	$(PYTEST) --hypothesis-profile=quick -m "not (model or large or gemma or gpu or vllm or slow)"
+	$(PYTEST) --hypothesis-profile=quick -m "not (model or large or gemma or gpu or vllm or browser or slow)"
 
 check: setup
 	$(BIN)/ruff check
@@ -58,6 +58,11 @@ picture: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/paceline generate --model qwen2.5-coder-1.5b --chat --schema examples/order.json --seed 7 --show --compare \
 	  --prompt "$(ORDER) to 12 St James Square, London. As JSON, please." --svg docs/images/generate.svg
+
+# The pictures of the page, on a quiet machine with Chromium.
+screenshots: setup
+	$(BIN)/paceline pull smollm2-135m
+	$(BIN)/python docs/make_screenshots.py
 
 # The picture in docs/advise.md, from the traces in DATA, on a quiet machine with Chromium.
 TRACES = apibank bfcl_single_turn mint_code_actions tau_bench_airline_gpt4o

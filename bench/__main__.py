@@ -9,12 +9,14 @@ python -m bench reading              what a prompt token costs by the length of 
 python -m bench lists                lists of drafters as they learn: tokens per pass, time per token
 python -m bench drafters             every drafter in one table, against plain decoding in the same run
 python -m bench control              the controller against plain decoding and fixed lengths, as load rises
+python -m bench control-cost         microseconds that the controller takes for a sequence and round
 python -m bench draft-pass           what a trained drafter's draft costs beside a pass, as the text grows
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
 python -m bench tool-calls           calls that a model makes under auto, and who reads them
 python -m bench schemas              every recorded schema: accepted, followed, equal with drafts
 python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
+python -m bench browser              the page in Chromium: first paint, frames while an answer streams
 python -m bench prefetch             tool calls of recorded agents, predicted before they are written
 python -m bench soak                 a running server under good, bad and broken requests, and pairs
                                      of answers with drafts and without, of every drafter and endpoint
@@ -22,6 +24,7 @@ python -m bench soak --hostile       attacks beside ordinary streams and pairs: 
 python -m bench gate                 the release gate: false verdicts and pairs to a true one, by simulation
 python -m bench gate-served          the release gate on a real model: good, equal and spoiled candidates
 python -m bench gateway              what the gate adds to a stream's latency, 1 and 200 at a time
+python -m bench split                a split deployment against plain streaming, as the round trip grows
 python -m bench vllm                 paceline's drafters inside vLLM against its own n-gram drafter
 python -m bench scale                the gain from speculation as load rises, simulated
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
@@ -46,17 +49,20 @@ COMMANDS = {
     "guesses": "bench.drafters.lists",  # its name before 0.2
     "drafters": "bench.drafters.command",
     "control": "bench.control",
+    "control-cost": "bench.control_cost",
     "draft-pass": "bench.drafters.draft_pass",
     "divergence": "bench.own.divergence",
     "tools": "bench.constraints.tools",
     "tool-calls": "bench.constraints.auto_calls",
     "schemas": "bench.constraints.schemas",
     "serve": "bench.serve.command",
+    "browser": "bench.browser",
     "prefetch": "bench.prefetch",
     "soak": "bench.serve.soak",
     "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",
     "gate-served": "bench.gate.served",
+    "split": "bench.split",
     "vllm": "bench.vllm.command",
     "scale": "bench.scale",
     "pages": "bench.pages.command",

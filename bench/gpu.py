@@ -515,6 +515,7 @@ DEFAULT: Final = SpecConfig(max_draft=7)
 MODEL_FREE: Final[Mapping[str, SpecConfig]] = {
     "plain": PLAIN,
     "grammar, suffix, ngram": DEFAULT,
+    "grammar, suffix, ngram, to 15": replace(DEFAULT, max_draft=15),
     "grammar, suffix, ngram, tree": replace(DEFAULT, tree_width=2),
 }
 TRAINED: Final[Mapping[str, SpecConfig]] = {

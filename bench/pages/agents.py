@@ -1,15 +1,17 @@
-"""The table in docs/agents.md: what each habit is worth."""
+"""The tables in docs/agents.md: what each habit is worth, and how many tool calls are predicted."""
 
 from pathlib import Path
 from typing import Final
 
-from bench import results_folder
+from bench import prefetch, results_folder
 from bench.runs import effects
 from bench.table import Table
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "agents.md"
 BEGIN: Final = "<!-- agents: written by `python -m bench pages` from bench/results -->"
 END: Final = "<!-- /agents -->"
+PREDICTED: Final = "<!-- prefetch: written by `python -m bench pages` from bench/results -->"
+PREDICTED_END: Final = "<!-- /prefetch -->"
 
 
 def section() -> str:
@@ -26,6 +28,19 @@ def section() -> str:
     return "\n".join([BEGIN, "", *lines, END])
 
 
+def predicted() -> str:
+    lines = []
+    for result in results_folder.read("prefetch"):
+        lines += [prefetch.about(result), "", *Table.of(prefetch.SHORT, result["rows"]).markdown()]
+    return "\n".join([PREDICTED, "", *lines, PREDICTED_END])
+
+
 def update() -> None:
-    text = PATH.read_text()
-    PATH.write_text(text[: text.index(BEGIN)] + section() + text[text.index(END) + len(END) :])
+    PATH.write_text(page(PATH.read_text()))
+
+
+def page(text: str) -> str:
+    """With both sections as the results have them."""
+    text = text[: text.index(BEGIN)] + section() + text[text.index(END) + len(END) :]
+    after = text[text.index(PREDICTED_END) + len(PREDICTED_END) :]
+    return text[: text.index(PREDICTED)] + predicted() + after

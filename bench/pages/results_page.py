@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import advise, control, results_folder
+from bench import advise, control, prefetch, results_folder
 from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
@@ -229,6 +229,16 @@ def controlled(result: Result) -> Lines:
     ]
 
 
+def predicted_calls(result: Result) -> Lines:
+    return [
+        "## predicted tool calls",
+        "",
+        prefetch.about(result),
+        "",
+        *(line for table in prefetch.tables(result["rows"]) for line in table.markdown()),
+    ]
+
+
 KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "runs": whole_runs,
     "peers": compare_table.section,
@@ -243,6 +253,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "serve": serve,
     "soak": soak,
     "advise": advice,
+    "prefetch": predicted_calls,
     "hostile": soak,
     "vllm": inside_vllm,
     "gpu": gpu.section,

@@ -6,6 +6,12 @@ Prompts are cached in the slot and, for other conversations, in 8 GiB of memory 
 which no run needs, as each turn continues the last. Nothing of it outlasts the process unless a client saves
 a slot by hand and restores it (`--slot-save-path`): before a run that has been seen, this client does, and
 the time counts.
+
+vLLM and `transformers serve` read no GGUF file on a CPU: they run the same weights in float32, of which every
+pass reads eight times as many bytes as of 4-bit weights. vLLM keeps prefixes in memory (its default),
+Transformers keeps nothing from one request to the next; nothing of either outlasts its process. Where a
+model's template knows no tools (SmolLM2's), they leave tools out of the prompt: the column of prompt tokens
+shows it.
 """
 
 import shutil
@@ -15,13 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from bench.peers.systems import BUILDS
 from bench.serve import servers
 from bench.serve.http_client import Refused, post, read
-from bench.serve.servers import CHAT, RunningServer
+from bench.serve.servers import CHAT, RunningServer, free_port, start
+from bench.vllm import server as vllm
 
 PLAIN: Final = "paceline plain"
 OURS: Final = "paceline"
 LLAMA: Final = "llama.cpp"
+VLLM: Final = "vllm"
+TRANSFORMERS: Final = "transformers"
+NO_TRANSFORMERS: Final = "Transformers is not here: run `make bench-peers`"
 CACHE_RAM_MB: Final = 8192
 LLAMA_SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # a mode of bench.peers, and options
     "plain": ("plain", ()),
@@ -116,6 +127,52 @@ class LlamaServer:
         status, text = post(served.port, f"/slots/0?action={action}", {"filename": f"{head}.bin"})
         if status != 200:
             raise Refused(status, text)
+
+
+def transformers_python() -> Path | None:
+    """The environment of `make bench-peers`, or vLLM's, which has most of what its server needs."""
+    build = next(build for build in BUILDS if build.environment == TRANSFORMERS)
+    return build.python if build.installed else vllm.vllm_python()
+
+
+@dataclass(frozen=True)
+class FloatServer:
+    """vLLM's server or Transformers', which keep nothing on the disk. model: a folder with float weights."""
+
+    model: Path
+    name: str
+    threads: int
+    context: int
+
+    def start(self, folder: Path) -> RunningServer:
+        served = self._vllm() if self.name == VLLM else self._transformers()
+        read(served.port, CHAT, {**WARM_UP, "model": str(self.model)})
+        return served
+
+    def _vllm(self) -> RunningServer:
+        options = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        options += ["--enable-prompt-tokens-details"]  # how many came from its cache
+        return vllm.started(self.model, None, options, self.threads, max_model_len=self.context)
+
+    def _transformers(self) -> RunningServer:
+        python = transformers_python()
+        if python is None:
+            raise RuntimeError(NO_TRANSFORMERS)
+        port, folder = free_port(), tempfile.TemporaryDirectory()
+        command = [str(python), "-m", "transformers.cli.transformers", "serve", str(self.model)]
+        command += ["--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
+        environment = {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
+        return start(self.name, command, port, "/health", environment, folder, vllm.START_S)
+
+    def save(self, served: RunningServer, head: str) -> None:
+        """It cannot."""
+
+    def restore(self, served: RunningServer, head: str) -> None:
+        """It cannot."""
+
+
+def float_arm(server: FloatServer) -> Arm:
+    return Arm(server.name, server, {"model": str(server.model)})
 
 
 def paceline_arms(server: PacelineServer, plain: bool) -> list[Arm]:

@@ -1,10 +1,12 @@
 """python -m bench runs: recorded agent conversations replayed turn by turn over HTTP, whole runs timed.
 
-paceline's server and llama.cpp's, on the same GGUF file, each in turn on the same machine.
+paceline's server and llama.cpp's, on the same GGUF file, each in turn on the same machine; if named, vLLM's
+and Transformers' on the same weights in float32.
 """
 
 import argparse
 import shlex
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,23 +22,33 @@ from bench.runs import conversations, rounds
 from bench.runs.arms import (
     LLAMA,
     LLAMA_SETTINGS,
+    NO_TRANSFORMERS,
     OURS,
+    TRANSFORMERS,
+    VLLM,
     Arm,
+    FloatServer,
     LlamaServer,
     PacelineServer,
+    float_arm,
     llama_arm,
     paceline_arms,
+    transformers_python,
 )
 from bench.runs.conversations import FILES, Conversation
 from bench.runs.replay import HISTORIES
 from bench.runs.rounds import STATES, Outcome, Plan, Rounds
 from bench.runs.rows import ratios, rows, tables, texts
 from bench.serve import servers
+from bench.vllm.server import MISSING, vllm_python
 from paceline import hub
+from paceline.convert import export_model
 from paceline.text import Tokenizer
 
 MODEL: Final = "smollm2-135m"
-SYSTEMS: Final = (OURS, "plain", LLAMA)
+DEFAULT: Final = (OURS, "plain", LLAMA)
+FLOAT: Final = (VLLM, TRANSFORMERS)  # these take gigabytes, and minutes to start
+SYSTEMS: Final = (*DEFAULT, *FLOAT)
 TRIED: Final = ("plain", "no-flash-attn", "ngram-short")
 ROOM: Final = 256  # tokens of llama.cpp's slot beyond the prompt and the answer
 
@@ -44,7 +56,7 @@ ROOM: Final = 256  # tokens of llama.cpp's slot beyond the prompt and the answer
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench runs", description=__doc__)
     made.add_argument("--model", default=MODEL)
-    made.add_argument("--systems", type=_names, default=list(SYSTEMS), help=",".join(SYSTEMS))
+    made.add_argument("--systems", type=_names, default=list(DEFAULT), help=",".join(SYSTEMS))
     made.add_argument("--sources", type=_names, default=list(FILES), help=",".join(FILES))
     made.add_argument("--conversations", type=int, default=8)
     made.add_argument("--turns", type=int, default=8, help="of a conversation, at most")
@@ -88,13 +100,16 @@ def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[
         options.seed,
     )
     tried: dict[str, float] = {}
-    if LLAMA in options.systems:
-        begun = time.monotonic()
-        peers, tried = llama(plan, path, options, report)
-        plan = replace(plan, arms=[*arms, *peers], limit_s=limit_s - (time.monotonic() - begun))
-    if not plan.arms:
-        raise SystemExit("no server is left to measure")
-    return result_of(plan, Rounds(plan, report).run(), tried)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        if LLAMA in options.systems:
+            peers, tried = llama(plan, path, options, report)
+            arms = [*arms, *peers]
+        arms = [*arms, *in_float32(plan, path, Path(folder), options, report)]
+        if not arms:
+            raise SystemExit("no server is left to measure")
+        plan = replace(plan, arms=arms, limit_s=limit_s - (time.monotonic() - begun))
+        return result_of(plan, Rounds(plan, report).run(), tried)
 
 
 def llama(
@@ -104,12 +119,39 @@ def llama(
     if not servers.llama_installed():
         report("left out: llama.cpp: not installed; run `make bench-peers`")
         return [], {}
-    context = max(max(one.prompt_tokens) for one in plan.conversations) + options.max_tokens + ROOM
+    context = longest_context(plan, options)
     candidates = [llama_arm(LlamaServer(model, name, options.threads, context)) for name in options.llama]
     if len(candidates) == 1:
         return candidates, {}
     best, tried = rounds.fastest(plan, candidates, report)
     return [best], tried
+
+
+def in_float32(
+    plan: Plan, model: Path, folder: Path, options: argparse.Namespace, report: Callable[[str], None]
+) -> list[Arm]:
+    """vLLM's server and Transformers', if they are named and answer here. folder: for the weights."""
+    missing = {VLLM: (vllm_python, MISSING), TRANSFORMERS: (transformers_python, NO_TRANSFORMERS)}
+    arms = []
+    for name in (name for name in FLOAT if name in options.systems):
+        python, reason = missing[name]
+        if python() is None:
+            report(f"left out: {name}: {reason}")
+            continue
+        weights = folder / "model"
+        if not weights.exists():
+            export_model(model, weights)
+        arm = float_arm(FloatServer(weights, name, options.threads, longest_context(plan, options)))
+        try:
+            arms.append(rounds.fastest(plan, [arm], report)[0])
+        except RuntimeError as problem:
+            report(f"left out: {name}: {problem}")
+    return arms
+
+
+def longest_context(plan: Plan, options: argparse.Namespace) -> int:
+    longest = max(max(one.prompt_tokens) for one in plan.conversations)
+    return int(longest + options.max_tokens + ROOM)
 
 
 def opening(chosen: Sequence[Conversation]) -> str:

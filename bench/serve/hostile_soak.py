@@ -29,7 +29,8 @@ FULL_MB: Final = 8.0  # a prompt that adds less has found the cache full
 CALM_S: Final = 4.0  # between two attacks
 ECHO_S: Final = 0.5  # after an answer, still counted as attack
 SETTLE_S: Final = 60.0  # after the last attack, for memory to return
-MEMORY_S: Final = 5.0  # over which memory is averaged
+MEMORY_S: Final = 5.0  # over which memory is averaged in a run of few series
+WARM_SERIES: Final = 2  # of attacks: every attack, every list of drafters and endpoint has been met once
 MAX_GAP_GROWTH_MS: Final = 50.0
 MAX_HEALTH_MS: Final = 200.0
 MAX_GROWTH: Final = 0.05
@@ -58,13 +59,18 @@ def run_attacks(
     alive: Callable[[], bool],
     say: Callable[[str], None],
     pairs: PairClients,
-) -> list[AttackRecord]:
-    """Each at least once, in random order, and again until the time is up, in turn without and with pairs."""
+) -> tuple[list[AttackRecord], list[Span]]:
+    """Each at least once, in random order, and again until the time is up, in turn without and with pairs.
+
+    Also the times of the series: each attack once.
+    """
     records, until = {one.name: AttackRecord(one) for one in chosen}, time.monotonic() + seconds
     first, beside_pairs = True, False
+    series: list[Span] = []
     while first or time.monotonic() < until:
         pairs.resume() if beside_pairs else pairs.pause()
         beside_pairs = not beside_pairs
+        start = time.monotonic()
         for one in rng.sample(list(chosen), len(chosen)):
             if not alive() or (not first and time.monotonic() > until):
                 break
@@ -72,11 +78,30 @@ def run_attacks(
             _run(records[one.name], server)
             last = records[one.name]
             say(f"{one.name}: {dict(last.statuses)} after {last.windows[-1].seconds - ECHO_S:.1f} s")
+        series.append(Span(start, time.monotonic() - start))
         say(pairs.records.short())
         first = False
         if not alive():
             break
-    return list(records.values())
+    return list(records.values()), series
+
+
+def resident_before_and_after(
+    records: Records, series: Sequence[Span], warm: float, last: float
+) -> tuple[float, float]:
+    """Resident MB after warm-up and at the end: medians over two series of attacks, without and with pairs.
+
+    Until every kind of request has been met once, code is loaded and heaps grow to what the largest needs.
+    A run of fewer than six series compares the last seconds before the attacks with the last of all.
+    """
+    if len(series) < 3 * WARM_SERIES:
+        return memory_between(records, warm - MEMORY_S, warm), memory_between(records, last - MEMORY_S, last)
+    after_warm_up, final = series[WARM_SERIES : 2 * WARM_SERIES], series[-WARM_SERIES:]
+    return _resident_during(records, after_warm_up), _resident_during(records, final)
+
+
+def _resident_during(records: Records, series: Sequence[Span]) -> float:
+    return memory_between(records, series[0].start, series[-1].end)
 
 
 def _run(record: AttackRecord, server: Target) -> None:
@@ -203,7 +228,7 @@ def _measure(
         target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})
         time.sleep(options.warm_up)
         warm = time.monotonic()
-        attacks = run_attacks(
+        attacks, series = run_attacks(
             chosen,
             target,
             60 * options.minutes,
@@ -222,8 +247,7 @@ def _measure(
         drafted = pair_drafters.accepted(server.port) if alive else {}
     records, pairs = victims.records, clients.records
     records.gaps = during(records.gaps, clients.spans, inside=False)
-    memory = memory_between(records, warm - MEMORY_S, warm), memory_between(records, last - MEMORY_S, last)
-    result = figures(attacks, records, pairs, memory)
+    result = figures(attacks, records, pairs, resident_before_and_after(records, series, warm, last))
     bad = [*faults(result, alive), *pairs.faults(lists, drafted)]
     unexpected = [f"{one.attack.name}: answered {one.unexpected}" for one in attacks if one.unexpected]
     stuck = [*records.stuck, *pairs.stuck][:10]

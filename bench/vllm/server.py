@@ -36,17 +36,31 @@ def vllm_python() -> Path | None:
     return build.python if build.installed else None
 
 
+def started(
+    model: Path,
+    speculative_config: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+    threads: int | None = None,
+    **settings: Any,
+) -> RunningServer:
+    """options: of `vllm serve`. settings: of `ServeSettings`."""
+    python, port, folder = vllm_python(), free_port(), tempfile.TemporaryDirectory()
+    if python is None:
+        raise RuntimeError(MISSING)
+    chosen = ServeSettings(port=port, **CPU, **settings)
+    command = [*_in(python, serve_command(str(model), speculative_config, chosen)), *options]
+    environment = _environment() | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    return start("vllm", command, port, "/health", environment, folder, START_S)
+
+
 @contextmanager
 def serving(
     model: Path, speculative_config: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[RunningServer]:
     """settings: of `ServeSettings`."""
-    python, port, folder = vllm_python(), free_port(), tempfile.TemporaryDirectory()
-    if python is None:
+    if vllm_python() is None:
         raise SystemExit(MISSING)
-    chosen = ServeSettings(port=port, **CPU, **settings)
-    command = serve_command(str(model), speculative_config, chosen)
-    served = start("vllm", _in(python, command), port, "/health", _environment(), folder, START_S)
+    served = started(model, speculative_config, **settings)
     try:
         yield served
     finally:
