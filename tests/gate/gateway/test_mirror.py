@@ -222,7 +222,7 @@ def test_requests_that_must_not_run_twice_are_not_mirrored(
         client = running.client()
         for more, _ in unmirrored:
             ask(client, **more)
-        assert outcomes(running) == Counter(reason for _, reason in unmirrored)
+        assert until(lambda: outcomes(running) == Counter(reason for _, reason in unmirrored), IDLE_S)
         ask(client, store=True, tools=[{"type": "function", "function": {"name": "f"}}])
         pairs(running, tmp_path, 1)
     (second,) = both[1].requests
