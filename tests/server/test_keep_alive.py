@@ -1,41 +1,70 @@
 """Streams stay alive while a long prompt is read: comments for clients that stream, none for the others."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.server.app import App
 from support.servers import Running
 
 pytestmark = pytest.mark.model
 
-SILENCE_S, INTERVAL_S = 0.4, 0.05
+SILENCE_S, INTERVAL_S = 0.2, 0.05
+COMMENT = ": keep-alive"
 LONG = "INFO ready\n" * 200  # several passes of prompt
 
 
-def slow_passes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass that begins after the first has been told of takes long."""
-    engine = server.app.engine.llm.engine
+class Listener:
+    """Counts the comments of an application while it sends them."""
+
+    def __init__(self, app: Any, enough: int) -> None:
+        self.heard = threading.Event()
+        self._app, self._missing = app, enough
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def listen(message: Message) -> None:
+            self._missing -= message.get("body", b"").count(COMMENT.encode())
+            if self._missing <= 0:
+                self.heard.set()
+            await send(message)
+
+        await self._app(scope, receive, listen)
+
+
+def post(
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    keep_alive_s: float,
+    comments: int = 0,
+    **body: Any,
+) -> httpx.Response:
+    """To the same engine, through an application with another interval.
+
+    The second pass begins once so many comments were sent, or after a silence.
+    """
+    app = App(server.app.engine, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
+    listener, engine = Listener(app.asgi(), comments), server.app.engine.llm.engine
     step, passes = engine.step, iter(range(2))
 
     def slow() -> Any:
         if next(passes, None) == 1:
-            time.sleep(SILENCE_S)
+            if comments:
+                assert listener.heard.wait(60)
+            else:
+                time.sleep(SILENCE_S)
         return step()
 
     monkeypatch.setattr(engine, "step", slow)
 
-
-def post(server: Running, path: str, keep_alive_s: float, **body: Any) -> httpx.Response:
-    """To the same engine, through an application with another interval."""
-    app = App(server.app.engine, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
-
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app.asgi())
+        transport = httpx.ASGITransport(listener)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.post(path, json={"model": server.model, **body}, timeout=60)
 
@@ -53,30 +82,29 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 def test_a_stream_gets_comments_while_its_prompt_is_read(
     server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    slow_passes(server, monkeypatch)
-    told = post(server, path, INTERVAL_S, stream=True, **body, user=f"comments {path}").text
+    asked = {"stream": True, **body, "user": f"comments {path}"}
+    told = post(server, monkeypatch, path, INTERVAL_S, comments=2, **asked).text
     parts = told.split("\n\n")
-    assert parts.count(": keep-alive") >= 2
-    assert all(part == ": keep-alive" or "data: " in part for part in parts if part)
+    assert parts.count(COMMENT) >= 2
+    assert all(part == COMMENT or "data: " in part for part in parts if part)
 
 
 @pytest.mark.parametrize("keep_alive_s", [0, 60])
 def test_there_are_none_where_they_are_off_or_nothing_is_silent_for_so_long(
     server: Running, monkeypatch: pytest.MonkeyPatch, keep_alive_s: float
 ) -> None:
-    slow_passes(server, monkeypatch)
     path, body = BODIES[0]
-    told = post(server, path, keep_alive_s, stream=True, **body, user=f"none {keep_alive_s}").text
-    assert "keep-alive" not in told
+    asked = {"stream": True, **body, "user": f"none {keep_alive_s}"}
+    told = post(server, monkeypatch, path, keep_alive_s, **asked).text
+    assert COMMENT not in told
     assert told.endswith("data: [DONE]\n\n")
 
 
 def test_a_client_that_does_not_stream_gets_json_and_nothing_else(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_passes(server, monkeypatch)
     path, body = BODIES[0]
-    told = post(server, path, INTERVAL_S, **body, user="whole")
+    told = post(server, monkeypatch, path, INTERVAL_S, **body, user="whole")
     assert told.headers["content-type"] == "application/json"
     assert told.text.startswith("{")
     assert told.json()["usage"]["completion_tokens"] == 2
