@@ -125,12 +125,18 @@ def test_a_late_mask_changes_no_text(monkeypatch: pytest.MonkeyPatch, late_after
 
 def test_drafts_come_back_once_masks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "LATE_S", 0.02)
-    engine = an_engine()
-    engine.submit(a_seq("slow", SlowCursor(lambda output: time.sleep(0.05 if len(output) == 1 else 0)), 200))
+    engine, late = an_engine(), threading.Event()
+
+    def hold(output: tuple[int, ...]) -> None:
+        assert len(output) != 1 or late.wait(60), "the engine waits"
+
+    engine.submit(a_seq("slow", SlowCursor(hold), 200))
     was_slow = []
     while engine.busy:
         engine.step()
         was_slow.append(engine._masking.slow("slow"))
+        if was_slow[-1]:
+            late.set()
     assert False in was_slow[was_slow.index(True) : -1]  # the last step ended the output, and forgot it
 
 
@@ -185,7 +191,7 @@ def test_an_idle_engine_waits_for_masks_that_are_not_ready(monkeypatch: pytest.M
     """One that is ready may be of a preempted sequence: waiting for it would never end."""
     masks, ended, waited = masking.Masking(10.0), threading.Event(), list[int]()
     masks.ahead("preempted", lambda late: Masks([None]))
-    masks.ahead("held", lambda late: Masks([None]) if ended.wait(5) else Masks([]))
+    masks.ahead("held", lambda late: Masks([None]) if ended.wait(60) else Masks([]))
     while masks.held("preempted"):
         time.sleep(0.001)
     monkeypatch.setattr(masking, "wait", lambda futures, *_: waited.append(len(futures)))

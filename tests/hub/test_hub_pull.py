@@ -165,7 +165,7 @@ def test_a_second_pull_waits_for_the_first_and_finds_its_work_done(shelf: Shelf)
 
     def hold() -> None:
         fetching.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     def release_on_wait(done: int, total: int, label: str) -> None:
         if "waiting" in label:
@@ -174,9 +174,9 @@ def test_a_second_pull_waits_for_the_first_and_finds_its_work_done(shelf: Shelf)
     shelf.step = hold
     first = threading.Thread(target=lambda: got.append(pull("tiny", fetch=shelf)))
     first.start()
-    assert fetching.wait(30)
+    assert fetching.wait(60)
     second = pull("tiny", release_on_wait, Shelf(TINY))
-    first.join(30)
+    first.join(60)
     assert got == [second]
     assert second.read_bytes() == CONTENT
     assert shelf.asked == ALL

@@ -23,7 +23,7 @@ class Fake:
             print("last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.mode == "hang" or (self.mode == "hang later" and self.asked > 2):
-            time.sleep(60)
+            time.sleep(600)
         if self.mode == "refuse":
             raise ValueError("not this prompt")
         tokens = [ask.prompt[-1], ask.seed, self.asked][: ask.max_tokens]

@@ -20,6 +20,8 @@ from paceline.trace.store import Store
 from paceline.types import NO_DRAFT, Draft, Round, Seq
 from support.traces import a_request
 
+WAIT_S = 60.0
+
 
 class Shelf:
     """A store in memory that can be slow or broken."""
@@ -34,7 +36,7 @@ class Shelf:
 
     def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None:
         self.entered.set()
-        self.free.wait(20)
+        assert self.free.wait(WAIT_S)
         if self.broken is not None:
             raise self.broken
         self.saved[record.id] = (record, rounds)
@@ -55,7 +57,7 @@ def recording(store: Shelf, **options: Any) -> Iterator[Recorder]:
         yield recorder
     finally:
         store.free.set()
-        assert recorder.close(20)
+        assert recorder.close(WAIT_S)
 
 
 CHAIN = Draft((5, 6, 7), None, ("suffix", "suffix", "ngram"), q=torch.zeros(3, 4))
@@ -142,11 +144,10 @@ def test_a_slow_store_delays_nobody_and_the_oldest_are_kept() -> None:
     shelf = Shelf()
     shelf.free.clear()
     with recording(shelf, max_waiting=3) as recorder:
-        began = time.perf_counter()
         for i in range(10):
             recorder.round(a_round(f"r{i}"))
             recorder.finished(a_request(f"r{i}"))
-        assert time.perf_counter() - began < 1
+        assert not shelf.saved  # all ten are told, and the store holds the first
         assert recorder.dropped == 7
     assert list(shelf.saved) == ["r0", "r1", "r2"]
     assert recorder._held == 0
@@ -219,7 +220,7 @@ def test_close_says_whether_all_is_saved_and_what_comes_later_is_dropped() -> No
         recorder.finished(a_request("r"))
         assert not recorder.close(0.05)
         shelf.free.set()
-        assert recorder.close(20)
+        assert recorder.close(WAIT_S)
         recorder.finished(a_request("late"))
         assert (list(shelf.saved), recorder.dropped) == (["r"], 1)
 
@@ -231,13 +232,13 @@ def test_with_a_real_store(tmp_path: Path) -> None:
         recorder.round(a_round("r", TREE, (1,)))
         recorder.finished(record)
         recorder.finished(record)  # the same id again: refused by the store
-        assert recorder.close(20)
+        assert recorder.close(WAIT_S)
         assert (recorder.saved, recorder.failed) == (1, 1)
         assert store.get("r") == (record, (without_tokens(round_record(a_round("r", TREE, (1,)), 0)),))
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + WAIT_S
     while not true() and time.monotonic() < end:
         time.sleep(0.005)
     assert true()
