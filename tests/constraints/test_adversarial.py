@@ -17,7 +17,7 @@ from support.hostile import CASES
 
 pytestmark = pytest.mark.model
 
-SECONDS, MEGABYTES = 10, 500  # that one may take
+CPU_SECONDS, MEGABYTES = 10, 500  # that one may take
 REFUSED = {  # what the reason must say
     "nested 10,000 deep": "nested too deeply",
     "anyOf under allOf, 2^14": "too large",
@@ -54,7 +54,6 @@ def found(smollm2_path: Path) -> dict[str, dict[str, Any]]:
         [sys.executable, "-P", str(script), str(smollm2_path)],
         capture_output=True,
         text=True,
-        timeout=len(CASES) * SECONDS,
         check=False,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -66,7 +65,7 @@ def test_is_refused_or_followed_within_bounds(name: str, found: dict[str, dict[s
     case = found[name]
     assert case["crashed"] is None
     assert (case["refused"] is None) != (case["tokens"] is None)
-    assert case["seconds"] < SECONDS
+    assert case["cpu_seconds"] < CPU_SECONDS
     assert case["megabytes"] < MEGABYTES
 
 
