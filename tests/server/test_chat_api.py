@@ -240,7 +240,8 @@ def test_an_answer_follows_a_schema(server: Running) -> None:
 
 def test_a_prediction_changes_no_text(server: Running) -> None:
     whole = text(chat(server))
-    found = chat(server, prediction={"type": "content", "content": whole})
+    always: dict[str, Any] = {"speculative_config": {"adaptive": False}}
+    found = chat(server, prediction={"type": "content", "content": whole}, extra_body=always)
     assert text(found) == whole
     assert found.usage is not None
     assert found.usage.completion_tokens_details is not None

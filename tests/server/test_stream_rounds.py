@@ -14,6 +14,7 @@ from support.servers import NAME, Running
 
 MESSAGES = [{"role": "user", "content": "one two three one two three one two three one two"}]
 LOOPS: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 64, "ignore_eos": True}
+ALWAYS: dict[str, Any] = {"speculative_config": {"adaptive": False}}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def text(chunks: list[dict[str, Any]]) -> str:
 
 
 def test_rounds_tell_the_source_of_every_token_and_change_no_text(server: Running) -> None:
-    chunks, rounds = with_rounds(server, **LOOPS)
+    chunks, rounds = with_rounds(server, **LOOPS, **ALWAYS)
     tokens = [token for r in rounds for token in r["tokens"]]
     assert "".join(token["text"] for token in tokens) == text(chunks) == text(streamed(server, **LOOPS))
     assert len(tokens) == chunks[-1]["usage"]["completion_tokens"] == 64
@@ -54,8 +55,7 @@ def test_rounds_tell_the_source_of_every_token_and_change_no_text(server: Runnin
 
 def test_positions_and_sums_fit_together(server: Running) -> None:
     wrong = {"prediction": {"type": "content", "content": "one two three one two three"}}
-    always = {"speculative_config": {"adaptive": False}}
-    _, rounds = with_rounds(server, **LOOPS, **wrong, **always)
+    _, rounds = with_rounds(server, **LOOPS, **wrong, **ALWAYS)
     written = 0
     for r in rounds:
         assert r["start"] == written
@@ -69,7 +69,7 @@ def test_positions_and_sums_fit_together(server: Running) -> None:
 
 
 def test_plain_decoding_has_the_same_tokens_one_in_a_round(server: Running) -> None:
-    _, rounds = with_rounds(server, **LOOPS)
+    _, rounds = with_rounds(server, **LOOPS, **ALWAYS)
     _, plain = with_rounds(server, **LOOPS, speculative_config={"disabled": True})
     ids = [[token["id"] for r in each for token in r["tokens"]] for each in (rounds, plain)]
     assert ids[0] == ids[1]
