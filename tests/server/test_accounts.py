@@ -38,10 +38,11 @@ class Server(NamedTuple):
     anna: str
     bert: str  # a request a minute
 
-    def client(self, key: str = "", route: str = "", timeout: float = 60) -> httpx.Client:
+    def client(self, key: str = "", route: str = "", timeout: float = IDLE_S) -> httpx.Client:
         headers = {"authorization": f"Bearer {key or self.anna}", "x-route": route}
+        limits = httpx.Timeout(IDLE_S, read=timeout)
         return httpx.Client(
-            base_url=f"{self.running.url}/v1/", trust_env=False, timeout=timeout, headers=headers
+            base_url=f"{self.running.url}/v1/", trust_env=False, timeout=limits, headers=headers
         )
 
     def post(self, path: str = "completions", key: str = "", route: str = "", **asked: Any) -> httpx.Response:

@@ -6,12 +6,21 @@ from typing import Any
 import httpx
 import pytest
 
+from support.metrics import samples
 from support.servers import IDLE_S, Running, until
 
 pytestmark = pytest.mark.model
 
 LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "temperature": 0}
+BRIEF = httpx.Timeout(IDLE_S, read=1.0)
 WORDS = ["sun", "rain", "snow", "wind", "fog", "hail", "storm", "cloud"] * 2
+
+
+def aborted(server: Running) -> float:
+    """Requests that ended because their client left."""
+    name, reason = "vllm:request_success_total", ("finished_reason", "abort")
+    found = samples(server.app.log.metrics).items()
+    return sum(count for (metric, labels), count in found if metric == name and reason in labels)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -31,7 +40,7 @@ def test_sixteen_at_once_say_what_each_says_alone(server: Running, temperature: 
     alone, together = asyncio.run(both())
     assert together == alone
     assert len(set(alone)) > 8
-    assert server.in_flight == 0
+    assert until(lambda: server.in_flight == 0, IDLE_S)
 
 
 def test_streams_of_all_kinds_at_once(server: Running) -> None:
@@ -85,9 +94,11 @@ def test_a_client_that_hears_nothing_and_leaves_frees_its_request(
 ) -> None:
     """While its answer is written, or its prompt read, which takes half a minute."""
     body = {"model": server.model, "prompt": "word " * words, "stream": stream, **LONG}
+    before = aborted(server)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=1.0, trust_env=False)
-    assert until(lambda: server.in_flight == 0, IDLE_S / 2)
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=BRIEF, trust_env=False)
+    assert until(lambda: server.in_flight == 0, IDLE_S)
+    assert until(lambda: aborted(server) == before + 1, IDLE_S)
 
 
 def test_a_client_that_leaves_the_queue_frees_its_request(server: Running) -> None:
@@ -96,9 +107,11 @@ def test_a_client_that_leaves_the_queue_frees_its_request(server: Running) -> No
     )
     assert until(lambda: server.in_flight == 16, IDLE_S)
     body = {"model": server.model, "prompt": "Twice", "stream": True, **LONG}
+    before = aborted(server)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=1.0, trust_env=False)
-    assert until(lambda: server.in_flight == 16, IDLE_S / 4)
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=BRIEF, trust_env=False)
+    assert until(lambda: server.in_flight == 16, IDLE_S)
+    assert until(lambda: aborted(server) == before + 1, IDLE_S)
     crowd.close()
     assert until(lambda: server.in_flight == 0, IDLE_S)
 

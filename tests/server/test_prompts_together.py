@@ -1,6 +1,5 @@
 """Several prompts in one request to /v1/completions."""
 
-import threading
 from typing import Any
 
 import openai
@@ -8,7 +7,8 @@ import pytest
 from openai.types import Completion
 
 from paceline import EngineConfig
-from support.servers import Running, running, until
+from paceline.types import Round
+from support.servers import IDLE_S, Running, running, until
 
 pytestmark = pytest.mark.model
 
@@ -36,15 +36,18 @@ def test_each_has_its_own_choices(server: Running) -> None:
     assert [choice.index for choice in found.choices] == list(range(6))
 
 
-def test_they_run_at_once(server: Running) -> None:
-    most = 0
-    asked = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
-    thread = threading.Thread(target=lambda: complete(server, PROMPTS, **asked))
-    thread.start()
-    while thread.is_alive():
-        most = max(most, server.in_flight)
-        thread.join(0.001)
-    assert most == len(PROMPTS)
+def test_they_run_at_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, batches = server.app.engine.llm.engine, list[int]()
+    step = engine.step
+
+    def counted() -> list[Round]:
+        rounds = step()
+        batches.append(len({r.request for r in rounds}))
+        return rounds
+
+    monkeypatch.setattr(engine, "step", counted)
+    complete(server, PROMPTS, max_tokens=20, extra_body={"ignore_eos": True})
+    assert max(batches) == len(PROMPTS)
 
 
 def test_one_that_fails_ends_them_all(server: Running) -> None:
@@ -52,7 +55,7 @@ def test_one_that_fails_ends_them_all(server: Running) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             complete(server, prompt, max_tokens=4000, extra_body={"ignore_eos": True})
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-        assert until(lambda: server.in_flight == 0, 20)
+        assert until(lambda: server.in_flight == 0, IDLE_S)
 
 
 def test_more_than_the_server_has_room_for_take_turns(smollm2_path: object) -> None:

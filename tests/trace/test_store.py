@@ -72,7 +72,7 @@ def test_what_was_saved_is_found_again_after_reopening(url: str) -> None:
         assert second.list() == (replace(record, messages=None, output=None),)
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(record=any_request, rounds=st.lists(any_round, max_size=3))
 def test_any_record_comes_back_as_it_was(
     store: Store, record: RequestRecord, rounds: list[RoundRecord]
