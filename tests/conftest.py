@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from paceline.errors import UnknownModel
 from paceline.hub import resolve
@@ -37,7 +37,14 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     # A core for each worker, so a thread for each model: those of two would spin at barriers.
     own = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {own[int(worker.removeprefix("gw")) % len(own)]})
-settings.register_profile("full", deadline=None, derandomize=True)  # a busy machine is no fault
+# A busy machine is no fault: neither of examples, nor of servers that answer after more than httpx's 5 s.
+slow = [HealthCheck.too_slow]
+settings.register_profile("full", deadline=None, derandomize=True, suppress_health_check=slow)
+if find_spec("httpx"):
+    from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
+    for phase in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, phase, 120.0)
 settings.register_profile("quick", settings.get_profile("full"), max_examples=10)
 settings.load_profile("full")
 
