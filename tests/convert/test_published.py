@@ -21,20 +21,18 @@ from paceline.heads.head_checkpoint import load
 from paceline.heads.medusa import MedusaHead
 from paceline.target.weights.reader import load as load_weights
 from paceline.target.weights.reader import load_embeddings
-from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
 from support.checkpoints import Eagle3, Eagle3Config, medusa_heads, shaken
-
-pytestmark = pytest.mark.model
+from support.models import save_reference, some_tokens
 
 GUESSES = 4
-TEXT = "<|im_start|>user\nWhat do bees make?<|im_end|>\n<|im_start|>assistant\nBees make honey and wax."
+DRAFT_VOCAB = 500
 
 
 @dataclass(frozen=True)
 class Read:
-    """Hidden rows of the real model for a text, without its last token."""
+    """Hidden rows of a model for a text, without its last token."""
 
     path: Path
     embeddings: DenseTargetEmbeddings
@@ -49,13 +47,20 @@ class Read:
         return seq, HiddenRows(seq, 0, {tap: self.hidden[tap] for tap in taps})
 
 
-@pytest.fixture(scope="module")
-def read(smollm2_path: Path) -> Read:
-    model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
-    tokens = Tokenizer.load(smollm2_path).encode(TEXT)
+def read_by(path: Path, tokens: list[int]) -> Read:
+    model = TrainDecoder(load_weights(path), "cpu", torch.float32)
     hidden, final = model.features(torch.tensor([tokens]), range(model.shape.layers))
     rows = {layer: states[0, :-1] for layer, states in hidden.items()}
-    return Read(smollm2_path, load_embeddings(smollm2_path), model, tokens, rows, final[0, :-1])
+    return Read(path, load_embeddings(path), model, tokens, rows, final[0, :-1])
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    """By a random model with as many layers as the real one."""
+    folder = tmp_path_factory.mktemp("target")
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 800}
+    save_reference("qwen3", folder, num_hidden_layers=30, **sizes)
+    return read_by(folder, some_tokens(24, vocab=800))
 
 
 def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: str = "") -> Path:
@@ -70,12 +75,12 @@ def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pick
 
 
 def eagle3(read: Read, **settings: Any) -> Eagle3:
-    """A head of the real model's size, with a draft vocabulary in no order."""
+    """A head of the model's size, with a draft vocabulary in no order."""
     of = read.model.shape
-    config = Eagle3Config(of.width, of.heads, of.kv_heads, 640, of.vocab_size, 500, **settings)
+    config = Eagle3Config(of.width, of.heads, of.kv_heads, 96, of.vocab_size, DRAFT_VOCAB, **settings)
     made = shaken(Eagle3(config), 1)
-    ids = torch.randperm(of.vocab_size, generator=torch.Generator().manual_seed(2))[:500]
-    made.d2t.copy_(ids - torch.arange(500))
+    ids = torch.randperm(of.vocab_size, generator=torch.Generator().manual_seed(2))[:DRAFT_VOCAB]
+    made.d2t.copy_(ids - torch.arange(DRAFT_VOCAB))
     with torch.no_grad():
         made.embed_tokens.weight.copy_(read.embeddings.embed)
     return made
@@ -119,13 +124,13 @@ def test_eagle3(
     drafter.begin(seq)
     drafter.on_hidden([seen])
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
-    ids = torch.arange(500) + theirs.d2t
+    ids = torch.arange(DRAFT_VOCAB) + theirs.d2t
     for step, wanted in enumerate(logits):
         known = drafter._row(Position(Ask(seq, 1), tuple(said[:step]), None))
         assert known is not None
         row = torch.from_numpy(known)
         assert torch.allclose(row[ids], wanted, atol=2e-4, rtol=1e-4)
-        assert int(torch.isfinite(row).sum()) == 500
+        assert int(torch.isfinite(row).sum()) == DRAFT_VOCAB
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -150,10 +155,12 @@ def test_medusa(layers: int, read: Read, tmp_path: Path) -> None:
     assert list(draft.tokens) == wanted.argmax(-1).tolist()
 
 
-def test_drafts_of_an_imported_head_cost_nothing_but_time(read: Read, tmp_path: Path) -> None:
-    """It serves, and the text is the model's own."""
+@pytest.mark.model
+def test_drafts_of_an_imported_head_cost_nothing_but_time(smollm2_path: Path, tmp_path: Path) -> None:
+    """It serves, and the text is the real model's own."""
     from paceline import LLM
 
+    read = read_by(smollm2_path, [1, 2])
     theirs = eagle3(read)
     tensors = {n: t for n, t in theirs.state_dict().items() if n != "embed_tokens.weight"}
     config = PUBLISHED | asdict(replace(theirs.config))
@@ -161,6 +168,6 @@ def test_drafts_of_an_imported_head_cost_nothing_but_time(read: Read, tmp_path: 
     spec = SpecConfig(("eagle",), max_draft=3, adaptive=False)
     llm = LLM("smollm2-135m", trained=[tmp_path / "ours"], spec=spec)
     guessed, plain = (
-        llm.generate(TEXT, max_tokens=12, spec=s) for s in (spec, SpecConfig(("none",), adaptive=False))
+        llm.generate("What do bees make?", max_tokens=12, spec=s) for s in (spec, SpecConfig(("none",), adaptive=False))
     )
     assert guessed.token_ids == plain.token_ids
