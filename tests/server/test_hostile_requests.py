@@ -1,6 +1,7 @@
 """Requests that do their worst: each is answered, and the streams of others go on meanwhile."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,8 +59,13 @@ def text(response: httpx.Response) -> str:
 
 @contextmanager
 def stream_beside(server: Running) -> Iterator[threading.Event]:
-    """A stream without end; the event is set at each of its chunks."""
-    chunk, leaving = threading.Event(), threading.Event()
+    """A stream without end; the event is set at each of its chunks. Its passes leave the core to others."""
+    chunk, leaving, engine = threading.Event(), threading.Event(), server.app.engine.llm.engine
+    step = engine.step
+
+    def unhurried() -> Any:
+        time.sleep(0.01)
+        return step()
     body = {"model": server.model, "messages": HELLO, "ignore_eos": True, "stream": True, "seed": 1}
 
     def read() -> None:
@@ -75,7 +81,9 @@ def stream_beside(server: Running) -> Iterator[threading.Event]:
     thread.start()
     try:
         assert chunk.wait(60)
-        yield chunk
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "step", unhurried)
+            yield chunk
     finally:
         leaving.set()
         thread.join(60)
