@@ -125,9 +125,8 @@ def test_a_file_is_not_overwritten_and_a_folder_has_no_blocks(tmp_path: Path) ->
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "gguf"])
-def test_the_real_model_computes_as_in_torch(dtype: OnnxDtype, smollm2_path: Path, tmp_path: Path) -> None:
+def test_the_real_model_computes_as_in_torch(smollm2_path: Path, tmp_path: Path) -> None:
     tokens = some_tokens(24, vocab=49_000)
-    ours = exported(smollm2_path, tmp_path, dtype)
+    ours = exported(smollm2_path, tmp_path, "gguf")
     expected = torch_logits(smollm2_path, tokens)
     assert np.abs(ours.forward(tokens, 24) - expected).max() < BOUND * np.abs(expected).max()
