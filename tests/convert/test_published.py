@@ -168,6 +168,7 @@ def test_drafts_of_an_imported_head_cost_nothing_but_time(smollm2_path: Path, tm
     spec = SpecConfig(("eagle",), max_draft=3, adaptive=False)
     llm = LLM("smollm2-135m", trained=[tmp_path / "ours"], spec=spec)
     guessed, plain = (
-        llm.generate("What do bees make?", max_tokens=12, spec=s) for s in (spec, SpecConfig(("none",), adaptive=False))
+        llm.generate("What do bees make?", max_tokens=12, spec=s)
+        for s in (spec, SpecConfig(("none",), adaptive=False))
     )
     assert guessed.token_ids == plain.token_ids

@@ -66,6 +66,7 @@ def stream_beside(server: Running) -> Iterator[threading.Event]:
     def unhurried() -> Any:
         time.sleep(0.01)
         return step()
+
     body = {"model": server.model, "messages": HELLO, "ignore_eos": True, "stream": True, "seed": 1}
 
     def read() -> None:
