@@ -102,11 +102,15 @@ def talks(home: Path) -> Path:
 
 def killed_once(
     job: J,
+    again: J,
     run: Callable[[J, Callable[[PipelineProgress], None]], C],
     trainer: ModuleType,
     tokenizer: Tokenizer,
 ) -> Done[J, C]:
-    """trainer: the module whose steps are watched. tokenizer: of what is trained."""
+    """again: the same job, which may save less often. trainer: the module whose steps are watched.
+
+    tokenizer: of what is trained.
+    """
     told: list[list[PipelineProgress]] = [[], []]
     taught: list[str] = []
 
@@ -127,8 +131,8 @@ def killed_once(
         patch.setattr(trainer, "take_steps", watched)
         with pytest.raises(Killed):
             run(job, kill)
-        card = run(job, told[1].append)
-    return Done(job, card, told, taught)
+        card = run(again, told[1].append)
+    return Done(again, card, told, taught)
 
 
 def steps_of(told: Iterable[PipelineProgress]) -> list[int]:

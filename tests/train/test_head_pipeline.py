@@ -62,7 +62,8 @@ def done(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
     home = tmp_path_factory.mktemp("job")
     sources = (talks(home),)
     job = TrainJob("smollm2-135m", sources, home / "mine", answers=ASKED, train=TRAIN, measured=MEASURED)
-    return killed_once(job, run, the_trainer, Tokenizer.load(smollm2_path))
+    again = replace(job, train=replace(TRAIN, checkpoint_seconds=1e9))
+    return killed_once(job, again, run, the_trainer, Tokenizer.load(smollm2_path))
 
 
 def test_it_goes_on_where_it_was_killed(done: Done) -> None:
