@@ -73,6 +73,7 @@ def running(model: str, config: EngineConfig | None = None, **settings: Any) -> 
     finally:
         server.should_exit = True
         thread.join(START_S)
+        assert not thread.is_alive(), "the server does not end"
 
 
 def until(holds: Callable[[], bool], seconds: float) -> bool:

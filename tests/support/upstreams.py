@@ -175,6 +175,7 @@ def serving(config: uvicorn.Config) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(START_S)
+        assert not thread.is_alive(), "the server does not end"
 
 
 @contextmanager

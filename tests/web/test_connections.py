@@ -123,6 +123,7 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
         here.answer.set()
         server.should_exit = True
         thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 def until(holds: Any) -> None:
