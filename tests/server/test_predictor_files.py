@@ -53,7 +53,7 @@ def test_a_restart_predicts_as_before(tmp_path: Path) -> None:
     first = started(tmp_path)
     teach(first, "anna")
     expected = predicted(first, "anna")
-    first.close(10)
+    first.close(60)
     assert any(expected)
     assert predicted(started(tmp_path), "anna") == expected
     assert not any(predicted(started(tmp_path), "berta"))
@@ -64,7 +64,7 @@ def test_a_restart_predicts_as_before(tmp_path: Path) -> None:
 def test_after_its_end_nothing_is_predicted_and_nothing_fails(tmp_path: Path) -> None:
     first = started(tmp_path)
     teach(first, "anna")
-    first.close(10)
+    first.close(60)
     before = [path.read_bytes() for path in files(tmp_path)]
     teach(first, "anna", runs=1)
     assert not any(predicted(first, "anna"))
@@ -75,11 +75,11 @@ def test_what_is_not_remembered_is_not_written_and_files_are_for_their_owner(tmp
     first = started(tmp_path)
     teach(first, "anna", remember=False)
     predicted(first, "berta")
-    first.close(10)
+    first.close(60)
     assert files(tmp_path) == []
     second = started(tmp_path)
     teach(second, "anna", runs=1)
-    second.close(10)
+    second.close(60)
     (path,) = files(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_forgotten_with_a_warning(
 ) -> None:
     first = started(tmp_path)
     teach(first, "anna", runs=2)
-    first.close(10)
+    first.close(60)
     (path,) = files(tmp_path)
     DAMAGES[damage](path)
     second = started(tmp_path)
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_forgotten_with_a_warning(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert not path.exists()
     teach(second, "anna")
-    second.close(10)
+    second.close(60)
     assert any(predicted(started(tmp_path), "anna"))
 
 
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_a_line(
     first = started(tmp_path / "file")
     teach(first, "anna")
     assert any(predicted(first, "anna"))
-    first.close(10)
+    first.close(60)
     assert "could not be saved" in caplog.text
 
 
@@ -156,7 +156,7 @@ def test_files_are_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.Monke
     first = started(tmp_path)
     for tenant in "abcde":
         teach(first, tenant, runs=1)
-    first.close(10)
+    first.close(60)
     assert len(files(tmp_path)) == 3
     assert clear(tmp_path) == 3
     assert files(tmp_path) == []

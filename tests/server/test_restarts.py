@@ -12,7 +12,7 @@ import pytest
 from paceline import EngineConfig
 from paceline.cli import main
 from paceline.errors import UsageError
-from support.servers import Running, toy_chat_model, toy_running, until
+from support.servers import IDLE_S, Running, toy_chat_model, toy_running, until
 
 LONG = "You are a careful assistant with many rules. " * 12
 TOOLS = [{"type": "function", "function": {"name": f"tool_{i}", "parameters": {}}} for i in range(4)]
@@ -48,7 +48,7 @@ def ask(server: Running, text: str = LONG, **body: Any) -> tuple[str, int]:
 
 def flush(server: Running) -> None:
     target: Any = server.app.engine.llm.target
-    assert target._cache.disk.flush(30)
+    assert target._cache.disk.flush(IDLE_S)
 
 
 def metric(server: Running, name: str) -> float:
@@ -109,13 +109,13 @@ def test_the_prompt_of_a_route_is_read_before_anybody_sends_it(start: Any, tmp_p
     (tmp_path / "agent.json").write_text(json.dumps({"messages": [system], "tools": TOOLS}))
     (tmp_path / "routes.yaml").write_text("routes: [{name: agent, warm: agent.json}]")
     server = start(routes=str(tmp_path / "routes.yaml"))
-    assert until(lambda: not server.in_flight, 30)
+    assert until(lambda: not server.in_flight, IDLE_S)
     question = [system, {"role": "user", "content": "What now?"}]
     cached = ask(server, messages=question, tools=TOOLS)[1]
     assert cached > 400
     flush(server)
     again = start(routes=str(tmp_path / "routes.yaml"))
-    assert until(lambda: not again.in_flight, 30)
+    assert until(lambda: not again.in_flight, IDLE_S)
     disk = again.app.engine.llm.target.cache_stats.disk
     assert disk is not None
     assert disk.hit_tokens == cached // 64 * 64

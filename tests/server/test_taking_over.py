@@ -116,7 +116,7 @@ def test_a_server_that_ends_does_not_lose_what_was_made(root: Path) -> None:
     process = server.process
     assert process is not None
     assert until(lambda: process.exit_code is not None, WAIT_S)
-    server.close(1)
+    server.close(60)
     assert versions.current(root).number == 1
 
 

@@ -132,7 +132,7 @@ def test_where_no_new_one_can_be_made_traces_are_counted_as_lost(
     delete_folder(path)
     path.parent.write_text("a file where the folder was")
     recorder.finished(a_request("lost"))
-    assert recorder.close(timeout=30)
+    assert recorder.close(timeout=60)
     assert recorder.lost() == {"dropped": 0, "failed": 1}
     assert all("\n" not in line for line in caplog.messages)
     path.parent.unlink()
