@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from bench.gate.sabotage import sabotaged
 from paceline.cli.main import app
 from paceline.errors import UsageError
+from paceline.gate import replay as replay_module
 from paceline.gate.cases import Case
 from paceline.gate.divergence import first_divergence
 from paceline.gate.judge import Judge
@@ -24,9 +25,12 @@ from paceline.gate.replay import GateRun, Replay, run_gate
 from paceline.gate.upstream import Upstream, http_session, read_metrics, run_leg
 from paceline.gate.upstream_metrics import UpstreamCounters, with_counters
 from support.scripted_model import last_words, scripted
-from support.servers import Running, toy_running
+from support.servers import IDLE_S, Running, toy_running
 
 FAST_S = 0.001  # between chunks: with none, all of them come at once, and there is no TPOT
+ANY_SPEED: dict[str, Any] = dict.fromkeys(
+    (name for name in Policy.model_fields if name.startswith("max_") and name.endswith("_ratio")), 100
+)
 QUICK = Policy(rate_margin=0.15, schema_margin=0.15, max_ttft_ratio=100)  # proofs within 30 to 60 pairs
 
 
@@ -107,7 +111,7 @@ def test_a_judge_model_scores_both_legs_without_their_names() -> None:
         scripted(grade) as (url, judge),
     ):
         chosen = Judge(Upstream(name="judge", url=url, model="large", api_key="k"))
-        done = gate(baseline, candidate, cases(31), judge=chosen, policy=Policy(lossless=False))
+        done = gate(baseline, candidate, cases(31), judge=chosen, policy=Policy(lossless=False, **ANY_SPEED))
     assert done.verdict.decision == "roll back"
     assert failed(done) == {"judge"}
     first = judge.requests[0]
@@ -172,25 +176,48 @@ def test_errors_of_the_candidate_are_findings() -> None:
     assert done.pairs[0].candidate.error == "http_500"
 
 
+def timed(monkeypatch: pytest.MonkeyPatch, **chunk_s: float) -> None:
+    """Legs whose clock says that each chunk took about so long, by the name of their upstream."""
+    random = Random(0)
+
+    async def run(session: Any, upstream: Upstream, *given: Any, **more: Any) -> Leg:
+        now = 0.0
+
+        def clock() -> float:
+            nonlocal now
+            now += chunk_s[upstream.name] * random.uniform(0.9, 1.1)
+            return now
+
+        return await run_leg(session, upstream, *given, **more, clock=clock)
+
+    monkeypatch.setattr(replay_module, "run_leg", run)
+
+
 @pytest.mark.parametrize(
-    ("delay", "code", "decision"),
+    ("baseline_s", "candidate_s", "code", "decision"),
     [
-        pytest.param(0.0, 4, "roll back", marks=pytest.mark.slow),
-        pytest.param(0.012, 0, "promote", marks=pytest.mark.slow),
-        (None, 3, "hold"),
+        pytest.param(0.001, 0.012, 4, "roll back", marks=pytest.mark.slow),
+        pytest.param(0.012, 0.001, 0, "promote", marks=pytest.mark.slow),
+        (0.001, 0.012, 3, "hold"),
     ],
 )
 def test_the_command_exits_with_its_verdict_and_writes_reports(
-    tmp_path: Path, delay: float | None, code: int, decision: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    baseline_s: float,
+    candidate_s: float,
+    code: int,
+    decision: str,
 ) -> None:
-    count = 5 if delay is None else 80
+    count = 5 if decision == "hold" else 80
+    timed(monkeypatch, baseline=baseline_s, candidate=candidate_s)
     traces = traces_file(tmp_path, count)
     policy = tmp_path / "policy.yaml"
     policy.write_text("rate_margin: 0.15\nmax_ttft_ratio: 100.0\n")
     files = [tmp_path / name for name in ("r.json", "r.html", "pairs.jsonl")]
     with (
-        scripted(last_words, delay_s=delay or FAST_S) as (baseline, _),
-        scripted(last_words, delay_s=FAST_S if delay else 0.012) as (candidate, _),
+        scripted(last_words, delay_s=FAST_S) as (baseline, _),
+        scripted(last_words, delay_s=FAST_S) as (candidate, _),
     ):
         arguments = ["gate", "run", "--baseline", baseline, "--candidate", candidate, "--traces", str(traces)]
         arguments += ["--policy", str(policy), "--json", str(files[0]), "--html", str(files[1])]
@@ -275,6 +302,7 @@ SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
+ALWAYS = {"speculative_config": {"adaptive": False}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
 
@@ -287,7 +315,7 @@ def test_speculation_changes_no_text_and_reports_its_acceptance(toy: Running) ->
             url=toy.url,
             extra_body={"speculative_config": {"disabled": True}, "cache_salt": "a", "remember": False},
         ),
-        candidate=Upstream(name="candidate", url=toy.url, extra_body={"cache_salt": "b"}),
+        candidate=Upstream(name="candidate", url=toy.url, extra_body={**ALWAYS, "cache_salt": "b"}),
         policy=QUICK,
     )
     for temperature in (0, 1.0):
@@ -305,17 +333,20 @@ def test_counters_tell_what_a_response_does_not(toy: Running) -> None:
     async def legs() -> list[tuple[Leg, UpstreamCounters]]:
         made = []
         async with http_session() as session:
-            told = Upstream(name="a", url=toy.url, extra_body={"metrics": True}, counts_chunks=True)
+            told = Upstream(name="a", url=toy.url, extra_body={**ALWAYS, "metrics": True}, counts_chunks=True)
             for case in cases(4, max_tokens=24):
                 before = await read_metrics(session, told)
-                leg = await run_leg(session, told, case.endpoint, case.request)
-                after = await read_metrics(session, told)
                 assert before is not None
-                assert after is not None
-                made.append((leg, after - before))
+                leg = await run_leg(session, told, case.endpoint, case.request)
+                growth = UpstreamCounters()
+                while growth.generated_tokens < (leg.completion_tokens or 0):
+                    after = await read_metrics(session, told)
+                    assert after is not None
+                    growth = after - before
+                made.append((leg, growth))
         return made
 
-    found = asyncio.run(legs())
+    found = asyncio.run(asyncio.wait_for(legs(), IDLE_S))
     for leg, growth in found:
         silent = replace(leg, passes=None, draft_tokens=None, accepted_tokens=None, acceptance_histogram=())
         counted = with_counters(silent, growth)
@@ -327,7 +358,10 @@ def test_counters_tell_what_a_response_does_not(toy: Running) -> None:
     assert any(leg.accepted_tokens for leg, _ in found)
 
 
-def test_a_replay_reads_the_counters_around_each_request(toy: Running) -> None:
+def test_a_replay_reads_the_counters_around_each_request(
+    toy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "COUNTED_S", 5.0)
     silent = {"metrics": False}
     arms = [Upstream(name=arm, url=toy.url, extra_body=silent) for arm in ("baseline", "candidate")]
     replay = Replay(baseline=arms[0], candidate=arms[1], warmup=0)
