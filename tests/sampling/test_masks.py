@@ -102,6 +102,7 @@ def test_a_mask_of_everything_changes_nothing(vocab: int, p: SamplingParams) -> 
             assert make(p)(*row, everything) == make(p)(*row)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("p", PARAMS)
 @pytest.mark.parametrize("logit", [0.0, -99.0, -np.inf, np.inf, np.nan])
 @pytest.mark.parametrize("vocab", [33, 65, 1000])

@@ -260,6 +260,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
 @pytest.mark.parametrize("chat", CHATS)

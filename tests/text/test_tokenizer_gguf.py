@@ -87,6 +87,7 @@ def llama2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     return Tokenizer.load(write_gguf(tmp_path_factory.mktemp("l") / "l.gguf", sentencepiece_facts())), theirs
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("text", CORPUS)
 def test_byte_level_equals_its_definition(pair: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = pair

@@ -99,6 +99,7 @@ def test_a_row_does_not_feel_its_neighbours(path: str, kind: str) -> None:
         np.testing.assert_array_equal(packed.times(lib, x[picked]), alone[picked], f"{rows} rows")
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("code", [0x00, 0xFF, 0x7F, 0x80])
