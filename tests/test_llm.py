@@ -49,7 +49,7 @@ def test_a_batch_of_one_text_is_an_error(toy: LLM) -> None:
 def test_a_closed_stream_has_no_further_piece(toy: LLM) -> None:
     stream = toy.stream("abc", output=Choice(("a b c d e f g h",)))
     next(stream)
-    while not stream._pieces:  # a pass accepts several tokens that the grammar forces
+    while not stream._queue.pieces:  # a pass accepts several tokens that the grammar forces
         next(stream)
     stream.close()
     assert list(stream) == []

@@ -103,8 +103,8 @@ class EngineThread:
         """Runs a call in the engine's thread; it must be quick."""
         self._inbox.put(_Call(call))
 
-    def stop(self, timeout: float) -> None:
-        """Ends the thread; requests that still run end with an error."""
+    def stop(self, timeout: float | None) -> None:
+        """Ends the thread; requests that still run end with an error. timeout: seconds; None: any number."""
         self._inbox.put(_Stop())
         self._thread.join(timeout)
 
