@@ -107,8 +107,8 @@ class Run:
         failed = sum(done.exception is not None for done in self.calls)
         calls = _counted(len(self.calls), "call") + (f" ({failed} failed)" if failed else "")
         return (
-            f"{_counted(len(self.turns), 'turn')}, {calls}, {self.output_tokens} tokens in {self.passes} passes, "
-            f"{self.tokens_per_pass:.2f} per pass, finish={self.finish}"
+            f"{_counted(len(self.turns), 'turn')}, {calls}, {self.output_tokens} tokens in "
+            f"{self.passes} passes, {self.tokens_per_pass:.2f} per pass, finish={self.finish}"
         )
 
     def __repr__(self) -> str:
