@@ -29,10 +29,12 @@ class Gate:
         self._open = threading.Event()
         self._open.set()
         self._left = 0
+        self.reached = threading.Event()  # the engine waits
         self.ended: list[str] = []  # why requests ended, since it was shut
 
     def shut_after(self, rounds: int) -> None:
         self.ended.clear()
+        self.reached.clear()
         self._left = rounds
         self._open.clear()
 
@@ -42,7 +44,8 @@ class Gate:
     def round(self, r: Round) -> None:
         if self._left:
             self._left -= 1
-        else:
+        elif not self._open.is_set():
+            self.reached.set()
             self._open.wait(LIMIT_S)
 
     def finish(self, seq: Seq, reason: str) -> None:
@@ -141,9 +144,9 @@ def test_a_task_that_is_cancelled_before_its_admission_leaves_nothing_behind(toy
             gate.shut_after(0)
             first = llm.stream("a b c", **LONG)
             task = asyncio.create_task(first.read())
-            await until(lambda: llm._thread.running)
+            await until(gate.reached.is_set)
             late = asyncio.create_task(llm.generate("a b c", **LONG))
-            await until(lambda: llm._thread.waiting)  # the engine's thread is in a pass
+            await until(lambda: llm._thread.waiting)
             for one in (late, task):
                 one.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -183,6 +186,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes(toy: LLM, gate: Gate) -> 
         gate.shut_after(3)
         stream = llm.stream("a b c", **LONG)
         await anext(stream)
+        await until(gate.reached.is_set)
         reading, closing = asyncio.create_task(stream.read()), asyncio.create_task(llm.close())
         await until(lambda: llm._thread.waiting)  # the thread has been told
         gate.open()
