@@ -11,8 +11,8 @@ Outcome = Result | PacelineError
 
 
 def window(config: EngineConfig) -> int:
-    """Prompts in the engine at once: a full pass, and as many that wait for a place in it, if so many may."""
-    return config.max_batch + min(config.max_waiting or config.max_batch, config.max_batch)
+    """Prompts in the engine at once: a full pass and as many that wait for it, or all that may wait."""
+    return min(2 * config.max_batch, config.max_waiting or 2 * config.max_batch)
 
 
 def in_order(outcomes: Mapping[int, Outcome], return_exceptions: bool) -> list[Outcome]:

@@ -406,14 +406,13 @@ class LLM:
         """Of numbered prompts, as they end."""
         left, running = enumerate(prompts), dict[int, tuple[Stream, deque[Round]]]()
         while True:
-            for number, prompt in left:
+            while len(running) < window(self.engine.config) and (numbered := next(left, None)):
+                number, prompt = numbered
                 try:
                     request = self.request(prompt, params, **options)
                     running[number] = self._submit(request), self._inbox[request.seq.id]
                 except PacelineError as error:
                     yield number, error
-                if len(running) == window(self.engine.config):
-                    break
             if not running:
                 return
             self._step()
