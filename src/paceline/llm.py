@@ -52,13 +52,25 @@ class EncodedPrompt:
 def _streaming(
     prepare: "Callable[Concatenate[LLM, P], RequestOutput]",
 ) -> "Callable[Concatenate[LLM, P], Stream]":
-    """A method that starts the request which another one prepares."""
+    """A method that starts the request which another one prepares, which any thread may call."""
 
     @wraps(prepare)
     def stream(self: "LLM", /, *args: P.args, **options: P.kwargs) -> Stream:
         return self._submit(prepare(self, *args, **options))
 
     return stream
+
+
+def _reading(
+    prepare: "Callable[Concatenate[LLM, P], RequestOutput]",
+) -> "Callable[Concatenate[LLM, P], Result]":
+    """The same for one that waits for the end."""
+
+    @wraps(prepare)
+    def read(self: "LLM", /, *args: P.args, **options: P.kwargs) -> Result:
+        return self._submit(prepare(self, *args, **options)).read()
+
+    return read
 
 
 class LLM:
@@ -270,9 +282,8 @@ class LLM:
         prompt: plain text, its tokens, or the messages of a chat.
         sampling: fields of SamplingParams, which override those of `params`. Without a seed, the request
         draws one.
-        tools: functions or OpenAI's objects; every call that the model makes fits its tool's schema. `run`
-        runs the calls, too. tool_choice: auto, required, none, or
-        a tool's name.
+        tools: functions or OpenAI's objects; every call that the model makes fits its tool's schema, and
+        `run` runs the calls, too. tool_choice: auto, required, none, or a tool's name.
         output: the type of the answer: a Python type, a Pydantic model, a pattern, a constraint.
         `Result.value` then has this type. whitespace: that of JSON.
         prediction: a text that the answer may resemble; without a spec it is the first drafter.
@@ -309,6 +320,10 @@ class LLM:
 
     stream = _streaming(request)
 
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
+        """The whole answer at once; options as for `stream`."""
+        return self.stream(prompt, params, **options).read()
+
     def _submit(self, request: RequestOutput) -> Stream:
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()
@@ -317,10 +332,6 @@ class LLM:
     def _cursor(self, output: OutputSpec, prompt_end: str, ignore_eos: bool) -> Cursor | None:
         constraint = output.constraint(self.tokenizer.tool_format, prompt_end)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
-
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
-        """The whole answer at once; options as for `stream`."""
-        return self.stream(prompt, params, **options).read()
 
     def prefill_request(
         self,
@@ -333,7 +344,12 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> RequestOutput:
-        """Prepares what `prefill` does. May be called from any thread."""
+        """Reads a prompt, or the beginning of one, into the cache and generates nothing.
+
+        Of a chat, the part is read that stays whatever message comes next: after the call of a tool, all but
+        its result. The last two: as for `stream`, for a prompt that is complete. `Result.cached_tokens` of
+        `Result.prompt_tokens` were in the cache before.
+        """
         encoded = self.encode(
             prompt,
             OutputSpec(tool_schemas(tools)),
@@ -343,16 +359,7 @@ class LLM:
         )
         return self.prepare_prefill(encoded, SamplingParams(), tenant=tenant, remember=remember)
 
-    def prefill(self, prompt: Prompt, **options: Any) -> Result:
-        """Reads a prompt, or the beginning of one, into the cache and generates nothing.
-
-        Of a chat, the part is read that stays whatever message comes next: after the call of a tool, all but
-        its result. `Result.cached_tokens` of `Result.prompt_tokens` were in the cache before.
-
-        options: `tools`, `tenant`, `remember`; and, for a prompt that is complete, `add_generation_prompt`
-        and `continue_final_message`: as for `stream`.
-        """
-        return self._submit(self.prefill_request(prompt, **options)).read()
+    prefill = _reading(prefill_request)
 
     @overload
     def batch(

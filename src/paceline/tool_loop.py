@@ -40,7 +40,7 @@ class ToolResult:
     """What became of one call."""
 
     call: ToolCall
-    id: str
+    id: str  # of the call, in the messages
     content: str  # the text that the model was given
     value: Any = None  # what the function returned
     exception: Exception | None = None  # why there is no value; the model was told
@@ -51,7 +51,7 @@ class Turn:
     """One answer of the model with its figures, and the results of the calls in it."""
 
     result: Result
-    calls: tuple[ToolResult, ...] = ()
+    calls: tuple[ToolResult, ...] = ()  # none: the last turn
 
     def _repr_html_(self) -> str:
         calls = [
@@ -68,7 +68,7 @@ class Run:
     """The turns of a tool loop. `messages` is the whole conversation: append a question to go on with it."""
 
     turns: tuple[Turn, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...]  # those given, and those of the run
     # "stop": the model answered. "max_turns": it would have gone on. "length": max_tokens cut its last turn
     # off, and calls in that were not run. None: not ended.
     finish: RunFinish | None = None

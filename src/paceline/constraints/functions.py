@@ -49,8 +49,7 @@ class Tool(Generic[P, R]):
 
     name, description: instead of the function's own.
 
-    Attributes: `name`, `description`; `parameters`, the JSON Schema of the arguments; `schema`, the object
-    that OpenAI's `tools` lists; `function`.
+    Attributes: `function`, `name`, `description`; `parameters`, the JSON Schema of the arguments.
     """
 
     def __init__(
@@ -78,9 +77,9 @@ class Tool(Generic[P, R]):
 
     @property
     def schema(self) -> dict[str, Any]:
-        function: dict[str, Any] = {"name": self.name, "parameters": self.parameters}
-        if self.description:
-            function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        """The object that OpenAI's `tools` lists."""
+        described = {"description": self.description} if self.description else {}
+        function = {"name": self.name, **described, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
