@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, Self, overload
 
 from paceline import hub
-from paceline.batch import Outcome, in_order, progress_bar, window
+from paceline.batches import Outcome, in_order, progress_bar, window
 from paceline.config import SamplingParams
 from paceline.constraints import AnyTool
 from paceline.engine.engine_thread import EngineThread, submit

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeGuard, overload
 
 from paceline import hub
-from paceline.batch import Outcome, in_order, progress_bar, window
+from paceline.batches import Outcome, in_order, progress_bar, window
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
 from paceline.constraints import (
     UNCONSTRAINED,

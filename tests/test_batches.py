@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, BatchError, EngineConfig, Result, SpecConfig
-from paceline.batch import window
+from paceline.batches import window
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.types import Round, Seq
 from support.servers import toy_chat_model
