@@ -12,15 +12,28 @@ import paceline
 
 PAGE = Path(__file__).parent / "api.md"
 BAR = "\\|"
-HIDDEN = ("rules", "next_round", "prepare", "another_choice", "cancel")  # called by the engine and the server
+MADE_ELSEWHERE = ("Stream", "Turns", "AsyncStream", "AsyncTurns", "Drafter")  # not by calling the class
+# Called by the engine, the server and AsyncLLM.
+HIDDEN = (
+    "rules",
+    "next_round",
+    "prepare",
+    "prepare_prefill",
+    "request",
+    "prefill_request",
+    "another_choice",
+    "cancel",
+)
 # Fields of a Result that are not exported, and where they are.
 RECORDS = {"ToolCall": "paceline.text", "TokenLogprob": "paceline.types"}
 ORDER = (
     ("Models", ("LLM", "Stream", "Piece", "Result", *RECORDS)),
+    ("Tools", ("Tool", "Run", "Turn", "ToolResult", "Turns")),
+    ("asyncio", ("AsyncLLM", "AsyncStream", "AsyncTurns")),
     ("Settings", ("SamplingParams", "SpecConfig", "EngineConfig")),
     ("Constraints", ("Json", "Regex", "Lark", "Choice", "Template")),
     ("Drafters", ("Drafter", "Ask", "Draft", "Seq")),
-    ("Errors", ("PacelineError",)),
+    ("Errors", ("PacelineError", "BatchError")),
 )
 
 
@@ -39,6 +52,8 @@ chats = [[{"role": "user", "content": f"Name a {thing}."}] for thing in ("river"
 for answer in llm.batch(chats, max_tokens=12, seed=1):
     print(repr(answer.text))
 ```
+
+[Python](python.md) has functions as tools, asyncio, batches and notebooks.
 
 `device` is `auto` (a GPU if torch sees one), `cpu`, `cuda` or `cuda:N`; on the command line, `--device`. The
 engine's settings belong to the `LLM`; sampling and speculation may differ from request to request.
@@ -68,9 +83,7 @@ def _class(name: str, cls: type[Any]) -> list[str]:
     if is_dataclass(cls):
         lines += _fields(cls)
     elif (
-        cls.__init__ is not object.__init__
-        and not issubclass(cls, Exception)
-        and name not in ("Stream", "Drafter")
+        cls.__init__ is not object.__init__ and not issubclass(cls, Exception) and name not in MADE_ELSEWHERE
     ):
         lines += _call(name, cls.__init__)
     for member, value in _members(cls).items():

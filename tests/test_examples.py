@@ -21,6 +21,12 @@ ANSWERS = {
         "Order C-3311 is waiting for payment.",
     ],
     "extract.py": [],
+    "tools.py": [
+        "B-2047 is shipped.",
+        "There are 40 lanterns in stock.",
+        "C-3311 is waiting for payment.",
+        "There is no order D-0001.",
+    ],
 }
 
 

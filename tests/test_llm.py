@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, EngineConfig, SamplingParams, Seq
+from paceline import LLM, EngineConfig, SamplingParams, Seq, Tool
 from paceline.constraints import Choice, OutputSpec
-from paceline.errors import PromptTooLong, SettingError
+from paceline.errors import ConstraintError, PromptTooLong, SettingError
 from paceline.target.cost import CostMonitor
 from paceline.text.chat_template import ChatTemplate
 from paceline.types import Round
@@ -32,7 +32,7 @@ def llm(smollm2_path: object) -> LLM:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path: Path = toy_chat_model(tmp_path_factory.mktemp("toy"))
-    return LLM(str(path), config=EngineConfig("cpu", cache_mb=64, max_model_len=128))
+    return LLM(str(path), config=EngineConfig("cpu", cache_mb=64, max_model_len=512))
 
 
 @pytest.mark.parametrize("prompt", [None, 7, "", []])
@@ -49,16 +49,35 @@ def test_a_batch_of_one_text_is_an_error(toy: LLM) -> None:
 def test_a_closed_stream_has_no_further_piece(toy: LLM) -> None:
     stream = toy.stream("abc", output=Choice(("a b c d e f g h",)))
     next(stream)
-    while not stream._pieces:  # a pass accepts several tokens that the grammar forces
+    while not stream._queue.pieces:  # a pass accepts several tokens that the grammar forces
         next(stream)
     stream.close()
     assert list(stream) == []
 
 
 def test_a_context_limited_by_a_setting_is_called_by_its_name(toy: LLM) -> None:
-    for prompt in ("a b c d " * 60, [5] * 128):
-        with pytest.raises(PromptTooLong, match="max_model_len is 128, one of them for the answer"):
+    for prompt in ("a b c d " * 240, [5] * 512):
+        with pytest.raises(PromptTooLong, match="max_model_len is 512, one of them for the answer"):
             toy.generate(prompt)
+
+
+def weather(city: str) -> str:
+    """The weather."""
+    return city
+
+
+def test_functions_may_stand_for_tools(toy: LLM) -> None:
+    tools: list[Any] = [weather, Tool(weather).schema]
+    first, second = (toy.request(CHAT, tools=[tool], tool_choice="required", seed=1) for tool in tools)
+    assert first.seq.tokens == second.seq.tokens
+    assert toy.prefill(CHAT, tools=[weather]).prompt_tokens > toy.prefill(CHAT).prompt_tokens
+    with pytest.raises(ConstraintError, match=r"tools: .* is no tool: expected a function"):
+        toy.stream(CHAT, tools=["weather"])  # type: ignore[list-item]
+
+
+def test_a_request_that_is_prepared_has_not_begun(toy: LLM) -> None:
+    assert toy.request("abc", seed=1).seq.prompt_len > 0
+    assert not toy.engine.busy
 
 
 @pytest.mark.model

@@ -81,6 +81,19 @@ def test_text_that_was_held_back_comes_with_an_end_that_has_no_tokens() -> None:
     assert taken.text == "ab"
 
 
+def test_a_result_has_the_text_of_each_token() -> None:
+    taken = output()
+    taken.take(a_round())  # a piece of the prompt
+    taken.take(a_round("a"))
+    taken.take(a_round("bcd", DRAFT, (0, 1)))
+    assert taken.result().texts == ("", "a", "b", "c")
+    taken.take(a_round(finish="stop"))
+    result = taken.result()
+    assert result.texts == ("", "a", "b", "cd")
+    assert len(result.texts) == len(result.sources)
+    assert "texts" not in as_json(result)
+
+
 def test_a_request_that_ended_before_its_first_pass_had_none() -> None:
     taken = output()
     taken.take(a_round(finish="error", error=CacheFull("full"), rows=0))

@@ -8,11 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM, AsyncStream
     from paceline.config import EngineConfig, SamplingParams, SpecConfig
-    from paceline.constraints import Choice, Json, Lark, Regex, Template
-    from paceline.errors import PacelineError
+    from paceline.constraints import Choice, Json, Lark, Regex, Template, Tool
+    from paceline.errors import BatchError, PacelineError
     from paceline.llm import LLM
     from paceline.output import Piece, Result, Stream
+    from paceline.tool_loop import AsyncTurns, Run, ToolResult, Turn, Turns
     from paceline.types import Ask, Draft, Drafter, Seq
 
 __version__ = "0.2.0.dev0"
@@ -23,17 +25,26 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 _HOME = {
+    "AsyncLLM": "async_llm",
+    "AsyncStream": "async_llm",
+    "AsyncTurns": "tool_loop",
+    "BatchError": "errors",
     "Choice": "constraints",
     "EngineConfig": "config",
     "Json": "constraints",
     "Lark": "constraints",
     "Regex": "constraints",
     "Template": "constraints",
+    "Tool": "constraints",
     "PacelineError": "errors",
     "LLM": "llm",
     "Piece": "output",
     "Result": "output",
     "Stream": "output",
+    "Run": "tool_loop",
+    "ToolResult": "tool_loop",
+    "Turn": "tool_loop",
+    "Turns": "tool_loop",
     "Ask": "types",
     "Draft": "types",
     "Drafter": "types",
@@ -45,6 +56,10 @@ _HOME = {
 __all__ = [
     "LLM",
     "Ask",
+    "AsyncLLM",
+    "AsyncStream",
+    "AsyncTurns",
+    "BatchError",
     "Choice",
     "Draft",
     "Drafter",
@@ -55,11 +70,16 @@ __all__ = [
     "Piece",
     "Regex",
     "Result",
+    "Run",
     "SamplingParams",
     "Seq",
     "SpecConfig",
     "Stream",
     "Template",
+    "Tool",
+    "ToolResult",
+    "Turn",
+    "Turns",
 ]
 
 

@@ -12,6 +12,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ ConstraintError           a schema, grammar or tool cannot be enforced, or an output does not follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ Busy                      too many requests wait already; try again later
+ ├─ BatchError                some prompts of a batch failed; it has the answers of the others
  ├─ ShuttingDown              the server admits no request, and ends those still running
  ├─ TimedOut                  a request's deadline passed before it ended
  ├─ CacheFull                 the KV cache is full of running sequences
@@ -24,10 +25,10 @@ PacelineError                 one line for the user; the command line exits with
  └─ NotCompiled               native code could not be built or loaded; a slower path does the same work
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 
 class PacelineError(Exception):
@@ -119,6 +120,22 @@ class Busy(PacelineError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s  # an estimate
+
+
+class BatchError(PacelineError):
+    """`results`: for each prompt its Result, or the error that it failed with."""
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        super().__init__(results)
+        self.results = list(results)
+
+    def __str__(self) -> str:
+        failed = [(i, r) for i, r in enumerate(self.results) if isinstance(r, PacelineError)]
+        first, error = failed[0]
+        return (
+            f"{len(failed)} of {len(self.results)} prompts failed, prompts[{first}] first: {error}; "
+            "`results` of this error has the other answers"
+        )
 
 
 class ShuttingDown(PacelineError):

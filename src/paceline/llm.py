@@ -1,30 +1,43 @@
 """The Python API: `LLM`."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial, wraps
 from itertools import count
-from typing import Any, Final, TypeGuard
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeGuard, overload
 
 from paceline import hub
+from paceline.batches import Outcome, in_order, progress_bar, window
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
-from paceline.constraints import UNCONSTRAINED, Compiler, GrammarLimits, OutputSpec, ToolSchemas, Whitespace
+from paceline.constraints import (
+    UNCONSTRAINED,
+    AnyTool,
+    Compiler,
+    GrammarLimits,
+    OutputSpec,
+    ToolSchemas,
+    Whitespace,
+    tool_schemas,
+)
 from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
-from paceline.errors import ConstraintError, PromptTooLong, SettingError, TextError, UsageError
+from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key
 from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
+from paceline.tool_loop import MAX_TURNS, Run, ToolChoice, Turns, tool_loop
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 READ_ONLY: Final = SpecConfig(("none",), max_draft=0)  # of a prompt that is read ahead
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
+P = ParamSpec("P")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
@@ -34,6 +47,30 @@ class EncodedPrompt:
 
     tokens: list[int]
     end: str
+
+
+def _streaming(
+    prepare: "Callable[Concatenate[LLM, P], RequestOutput]",
+) -> "Callable[Concatenate[LLM, P], Stream]":
+    """A method that starts the request which another one prepares, which any thread may call."""
+
+    @wraps(prepare)
+    def stream(self: "LLM", /, *args: P.args, **options: P.kwargs) -> Stream:
+        return self._submit(prepare(self, *args, **options))
+
+    return stream
+
+
+def _reading(
+    prepare: "Callable[Concatenate[LLM, P], RequestOutput]",
+) -> "Callable[Concatenate[LLM, P], Result]":
+    """The same for one that waits for the end."""
+
+    @wraps(prepare)
+    def read(self: "LLM", /, *args: P.args, **options: P.kwargs) -> Result:
+        return self._submit(prepare(self, *args, **options)).read()
+
+    return read
 
 
 class LLM:
@@ -219,12 +256,13 @@ class LLM:
         seq.stopped_by = checker = StopChecker(self.tokenizer, stop, keep=marks, min_tokens=min_tokens)
         return RequestOutput(seq, checker, parser)
 
-    def stream(
+    def request(
         self,
+        /,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[AnyTool] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         response_format: Mapping[str, Any] | None = None,
@@ -238,14 +276,14 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **sampling: Any,
-    ) -> Stream:
+    ) -> RequestOutput:
         """Starts an answer.
 
         prompt: plain text, its tokens, or the messages of a chat.
         sampling: fields of SamplingParams, which override those of `params`. Without a seed, the request
         draws one.
-        tools: every call that the model makes fits its tool's schema. tool_choice: auto, required, none, or
-        a tool's name.
+        tools: functions or OpenAI's objects; every call that the model makes fits its tool's schema, and
+        `run` runs the calls, too. tool_choice: auto, required, none, or a tool's name.
         output: the type of the answer: a Python type, a Pydantic model, a pattern, a constraint.
         `Result.value` then has this type. whitespace: that of JSON.
         prediction: a text that the answer may resemble; without a spec it is the first drafter.
@@ -256,7 +294,7 @@ class LLM:
         if learn is not None:
             warn_renamed("learn", "remember")
         output_spec = OutputSpec(
-            tuple(tools or ()),
+            tool_schemas(tools),
             tool_choice or "auto",
             parallel_tool_calls,
             response_format,
@@ -278,6 +316,15 @@ class LLM:
             remember=remember if learn is None else learn,
         )
         check_drafters(request.seq.spec, self.drafters)
+        return request
+
+    stream = _streaming(request)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
+        """The whole answer at once; options as for `stream`."""
+        return self.stream(prompt, params, **options).read()
+
+    def _submit(self, request: RequestOutput) -> Stream:
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)
@@ -286,20 +333,17 @@ class LLM:
         constraint = output.constraint(self.tokenizer.tool_format, prompt_end)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
-        """The whole answer at once; options as for `stream`."""
-        return self.stream(prompt, params, **options).read()
-
-    def prefill(
+    def prefill_request(
         self,
+        /,
         prompt: Prompt,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[AnyTool] | None = None,
         tenant: str = "",
         remember: bool = True,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-    ) -> Result:
+    ) -> RequestOutput:
         """Reads a prompt, or the beginning of one, into the cache and generates nothing.
 
         Of a chat, the part is read that stays whatever message comes next: after the call of a tool, all but
@@ -308,23 +352,123 @@ class LLM:
         """
         encoded = self.encode(
             prompt,
-            OutputSpec(tuple(tools or ())),
+            OutputSpec(tool_schemas(tools)),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             prefix=True,
         )
-        request = self.prepare_prefill(encoded, SamplingParams(), tenant=tenant, remember=remember)
-        self.engine.submit(request.seq)
-        self._inbox[request.seq.id] = deque()
-        return Stream(self, request).read()
+        return self.prepare_prefill(encoded, SamplingParams(), tenant=tenant, remember=remember)
 
+    prefill = _reading(prefill_request)
+
+    @overload
     def batch(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
-    ) -> list[Result]:
-        """Several answers, which share passes of the target."""
-        if isinstance(prompts, str):
-            raise SettingError("prompts", prompts, "a list of prompts", "for one prompt use generate")
-        return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        return_exceptions: Literal[False] = False,
+        **options: Any,
+    ) -> list[Result]: ...
+    @overload
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        return_exceptions: bool,
+        **options: Any,
+    ) -> list[Outcome]: ...
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Several answers, which share passes of the target, in the order of their prompts.
+
+        Prompts are read from the iterable as places become free: it may be the lines of a large file.
+        progress: a bar on standard error, in a terminal or a notebook. options as for `stream`.
+
+        A prompt that fails does not end the others. Once all are done, a BatchError is raised whose `results`
+        has all answers, and an error in place of each failed one; with return_exceptions, that list is
+        returned. If all prompts failed, the first error is raised.
+        """
+        check_prompts(prompts)
+        outcomes: dict[int, Outcome] = {}
+        with progress_bar(progress, prompts) as report:
+            for number, outcome in self._outcomes(prompts, params, options):
+                outcomes[number] = outcome
+                report(outcome)
+        return in_order(outcomes, return_exceptions)
+
+    def _outcomes(
+        self, prompts: Iterable[Prompt], params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Of numbered prompts, as they end."""
+        left, running = enumerate(prompts), dict[int, tuple[Stream, deque[Round]]]()
+        while True:
+            while len(running) < window(self.engine.config) and (numbered := next(left, None)):
+                number, prompt = numbered
+                try:
+                    request = self.request(prompt, params, **options)
+                    running[number] = self._submit(request), self._inbox[request.seq.id]
+                except PacelineError as error:
+                    yield number, error
+            if not running:
+                return
+            self._step()
+            ended = [number for number, (_, inbox) in running.items() if inbox and inbox[-1].finish]
+            for number in ended:
+                stream, _ = running.pop(number)
+                try:
+                    yield number, stream.read()
+                except PacelineError as error:
+                    yield number, error
+
+    def turns(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[AnyTool],
+        max_turns: int = MAX_TURNS,
+        tool_choice: ToolChoice = None,
+        **options: Any,
+    ) -> Turns:
+        """The turns of `run` one by one, as they come."""
+        loop = tool_loop(prompt, tools, max_turns, tool_choice)
+        return Turns(loop, partial(self.generate, params=params, **options))
+
+    def run(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[AnyTool],
+        max_turns: int = MAX_TURNS,
+        tool_choice: ToolChoice = None,
+        **options: Any,
+    ) -> Run:
+        """Lets the model call functions until it answers in text, or has had max_turns.
+
+        prompt: a question, or the messages of a chat.
+        tools: functions, or `Tool`s. Their results go back to the model: texts as they are, everything else
+        as JSON. So do their errors, and calls that do not fit; `Run.calls` has both.
+        tool_choice: as for `stream`; a call that is required is required in the first turn only.
+        options: as for `stream`, the same for every turn.
+
+        Every turn is a `generate` with the whole conversation: its text is that of plain decoding.
+        """
+        turns = self.turns(
+            prompt, params, tools=tools, max_turns=max_turns, tool_choice=tool_choice, **options
+        )
+        return turns.read()
 
     def _rendering(self, prompt: Prompt, generation_prompt: bool | None, continues: bool) -> dict[str, bool]:
         """Arguments of `Tokenizer.render`."""
@@ -389,17 +533,26 @@ class LLM:
         """For streams: runs passes until one has a round for this sequence."""
         inbox = self._inbox[seq_id]
         while not inbox:
-            for r in self.engine.step():
-                if r.request in self._inbox:
-                    self._inbox[r.request].append(r)
+            self._step()
         r = inbox.popleft()
         if r.finish is not None:
             del self._inbox[seq_id]
         return r
 
+    def _step(self) -> None:
+        for r in self.engine.step():
+            if r.request in self._inbox:
+                self._inbox[r.request].append(r)
+
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
+
+
+def check_prompts(prompts: object) -> None:
+    """Refuses what is one prompt, or none."""
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise SettingError("prompts", prompts, "a list of prompts", "for one prompt use generate")
 
 
 def _limit_context(target: Target, tokens: int) -> None:

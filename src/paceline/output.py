@@ -7,10 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from html import escape
 from typing import Any, Protocol
 
+from paceline import notebook
 from paceline.config import warn_renamed
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, short
 from paceline.text import (
     CallDelta,
     ContentDelta,
@@ -36,9 +38,9 @@ class Piece:
     source: str  # the drafter that proposed it, or "target"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result(RequestStats):
-    """A whole answer with its figures."""
+    """A whole answer with its figures. A notebook shows the text coloured by drafter."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -49,6 +51,23 @@ class Result(RequestStats):
     content: str = ""  # the text beside the tool calls
     value: Any = None  # the answer as the requested `output`; None while incomplete or refused
     refused: str = ""  # why a complete answer has no value: a validator of the output's own
+    texts: tuple[str, ...] = ()  # the part of the text that each token adds
+
+    def __repr__(self) -> str:
+        return f"Result({short(self.text)}, {self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """The main figures in one line."""
+        lossy = ", lossy" if self.lossy else ""
+        return (
+            f"{self.output_tokens} tokens in {self.passes} passes, {self.tokens_per_pass:.2f} per pass, "
+            f"finish={self.finish}{lossy}"
+        )
+
+    def _repr_html_(self) -> str:
+        text = notebook.coloured(self.texts, self.sources) if self.texts else escape(self.text)
+        return notebook.block(text) + notebook.caption(self.summary, dict.fromkeys(self.sources))
 
     @property
     def drafted(self) -> Mapping[str, int]:
@@ -138,7 +157,7 @@ class RequestOutput:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     last_round_s: float = 0.0
-    _texts: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)  # of each round
     _tools: ToolStream | None = None
 
     def __post_init__(self) -> None:
@@ -256,8 +275,16 @@ class RequestOutput:
             sources=tuple(self.sources),
             seed=self.seq.params.noise_seed,
             logprobs=tuple(self.logprobs),
+            texts=self._token_texts(),
             **read,
         )
+
+    def _token_texts(self) -> tuple[str, ...]:
+        """The last token's has what an end without tokens brings."""
+        texts = [text for delta in self.round_deltas for text in delta.texts]
+        if texts and self.round_deltas and not self.round_deltas[-1].texts:
+            texts[-1] += self._texts[-1]
+        return tuple(texts)
 
 
 class Rounds(Protocol):
@@ -267,27 +294,45 @@ class Rounds(Protocol):
     def cancel(self, seq_id: str) -> None: ...
 
 
+class PieceQueue:
+    """What streams share: an output, and its pieces that nobody has read yet."""
+
+    def __init__(self, output: RequestOutput) -> None:
+        self.output = output
+        self.pieces: deque[Piece] = deque()
+
+    @property
+    def ended(self) -> bool:
+        return self.output.finish is not None
+
+    def take(self, r: Round) -> None:
+        if r.error is not None:
+            self.output.finish = "error"
+            raise r.error
+        delta = self.output.take(r)
+        self.pieces += [Piece(*p) for p in zip(delta.texts, r.tokens, r.sources, strict=True)]
+
+    def close(self, cancel: Callable[[str], None]) -> None:
+        """Drops what is unread; cancels the request if it still runs."""
+        self.pieces.clear()
+        if not self.ended:
+            self.output.finish = "cancelled"
+            cancel(self.output.seq.id)
+
+
 class Stream(Iterator[Piece]):
     """Pieces as they come; `result` sums up those so far. Closing it cancels the request."""
 
     def __init__(self, rounds: Rounds, output: RequestOutput) -> None:
         self._rounds = rounds
-        self._output = output
-        self._pieces: deque[Piece] = deque()
+        self._queue = PieceQueue(output)
 
     def __next__(self) -> Piece:
-        while not self._pieces:
-            if self._output.finish is not None:
+        while not self._queue.pieces:
+            if self._queue.ended:
                 raise StopIteration
-            self._take(self._rounds.next_round(self._output.seq.id))
-        return self._pieces.popleft()
-
-    def _take(self, r: Round) -> None:
-        if r.error is not None:
-            self._output.finish = "error"
-            raise r.error
-        delta = self._output.take(r)
-        self._pieces += [Piece(*p) for p in zip(delta.texts, r.tokens, r.sources, strict=True)]
+            self._queue.take(self._rounds.next_round(self._queue.output.seq.id))
+        return self._queue.pieces.popleft()
 
     def read(self) -> Result:
         """Waits for the rest."""
@@ -302,10 +347,7 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def close(self) -> None:
-        self._pieces.clear()
-        if self._output.finish is None:
-            self._output.finish = "cancelled"
-            self._rounds.cancel(self._output.seq.id)
+        self._queue.close(self._rounds.cancel)
 
     def __del__(self) -> None:
         self.close()
@@ -313,18 +355,18 @@ class Stream(Iterator[Piece]):
     @property
     def rounds(self) -> Sequence[Round]:
         """Those so far: each with its draft, the accepted part of it, and its tokens."""
-        return tuple(self._output.rounds)
+        return tuple(self._queue.output.rounds)
 
     @property
     def result(self) -> Result:
-        return self._output.result()
+        return self._queue.output.result()
 
 
 def as_json(result: Result) -> dict[str, Any]:
     """One machine-readable object. `drafted`, `accepted` and the two names of Result's are old spellings."""
-    server_side = ("model", "route", "endpoint", "choice")
+    left_out = ("model", "route", "endpoint", "choice", "texts")  # those of servers, and the text once more
     return {
-        **{name: value for name, value in asdict(result).items() if name not in server_side},
+        **{name: value for name, value in asdict(result).items() if name not in left_out},
         "drafted_tokens": result.drafted_tokens,
         "accepted_tokens": result.accepted_tokens,
         "tokens_by_source": dict(Counter(result.sources)),

@@ -12,7 +12,7 @@ from paceline.drafters import model_free
 from paceline.drafters.mailbox import MAX_MISSES, Mailbox
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.server.async_engine import EngineThread
+from paceline.engine.engine_thread import EngineThread
 from paceline.testing import ToyTarget
 from paceline.types import Ask, Draft, Round, Scores, Seq, Verdict
 

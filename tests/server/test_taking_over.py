@@ -13,10 +13,10 @@ from paceline.config import EngineConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
+from paceline.engine.engine_thread import EngineThread
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import TrainedHead, find_heads
-from paceline.server.async_engine import EngineThread
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics

@@ -7,6 +7,7 @@ offered_tools.py    ToolSchemas: calls found in free text against the tools of t
 json_schema.py      JSON Schemas as data, and safe changes to them
 python_types.py     Python types as constraints, and the values of their texts
 pydantic_schema.py  Pydantic's schemas of Python types, made enforceable
+functions.py        Tool: Python functions as tools
 template.py         Template: fixed text with constrained holes
 compiler.py         from a constraint to a cursor, for one tokenizer; caches compiled grammars
 sandbox.py          large grammars in a process that can be killed, before they are compiled here
@@ -20,6 +21,7 @@ explain.py          errors of llguidance in the user's terms
 """
 
 from paceline.constraints.compiler import Compiler, GrammarLimits, check
+from paceline.constraints.functions import AnyTool, Tool, as_tools, tool_schemas
 from paceline.constraints.grammars import (
     Choice,
     Constraint,
@@ -37,6 +39,7 @@ from paceline.constraints.template import Template
 
 __all__ = [
     "UNCONSTRAINED",
+    "AnyTool",
     "Choice",
     "Compiler",
     "Constraint",
@@ -48,10 +51,13 @@ __all__ = [
     "Regex",
     "StructuralTag",
     "Template",
+    "Tool",
     "ToolSchemas",
     "Whitespace",
+    "as_tools",
     "check",
     "output",
     "response_format",
     "tool_calls",
+    "tool_schemas",
 ]

@@ -150,10 +150,10 @@ def _validated(adapter: "TypeAdapter[Any]", text: str) -> Any:
     try:
         return adapter.validate_json(text)
     except ValidationError as problem:
-        raise ConstraintError(f"the output is refused: {_reasons(problem)}") from None
+        raise ConstraintError(f"the output is refused: {reasons(problem)}") from None
 
 
-def _reasons(problem: "ValidationError") -> str:
+def reasons(problem: "ValidationError") -> str:
     errors = problem.errors(include_url=False, include_context=False)
     reasons = [
         f"{'.'.join(map(str, e['loc']))}: {e['msg']}".removeprefix(": ") for e in errors[:_MAX_REASONS]

@@ -9,4 +9,5 @@ masking.py     masks beside a pass; slow ones delay their own sequence only
 control.py     Rate: one decision per pass about drafters and rows, by a price of time; Bank: bounds the loss
 estimates.py   running estimates: the time of a pass; acceptance, gain and time of each drafter
 saved_estimates.py  the same in a file, for the next start
+engine_thread.py    EngineThread: the engine in a thread of its own, for servers and coroutines
 """

@@ -7,7 +7,7 @@ page/            the page at `/`: modules for the browser, and the endpoints tha
 admission.py     API key, route, limits, priority, deadline: a RequestContext
 routes.py        the routes file
 warm_prompts.py  prompts that are read into the cache before anybody sends them
-async_engine.py  AsyncEngine and the thread that runs the engine
+async_engine.py  AsyncEngine: requests on the engine's thread, as deltas
 estimates_saver.py  the controller's estimates outlive the server
 access_log.py    the figures of a request in its line
 request_log.py   the end of a request: metrics, span, trace, training sample

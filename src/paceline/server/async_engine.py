@@ -1,40 +1,28 @@
-"""The engine for asyncio: AsyncEngine runs requests on EngineThread and yields their outputs' deltas.
-
-As vLLM's v1/engine/async_llm.py. One thread runs the engine; everybody else talks to it through a queue.
-"""
+"""The engine for asyncio: AsyncEngine runs requests on EngineThread and yields their outputs' deltas."""
 
 import asyncio
 import contextvars
-import logging
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceline import __version__
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
-from paceline.errors import PacelineError, ShuttingDown
+from paceline.engine.engine_thread import EngineThread, submit
+from paceline.errors import PacelineError
 from paceline.llm import LLM, EncodedPrompt, Prompt
-from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.telemetry.metrics import Metrics
-from paceline.types import Round, Seq
-
-log = logging.getLogger("paceline.server")
+from paceline.types import Round
 
 T = TypeVar("T")
 
 MAX_PREPARING: Final = 32  # requests at once; more than may wait for a grammar
-
-Deliver = Callable[[Round], None]  # called in the engine's thread; must not block
-Inbox = asyncio.Queue[tuple[RequestOutput, Round]]
 
 ADMITTED: Final = OutputDelta((), (), (), (), None)  # comes before all others where calls were predicted
 
@@ -67,7 +55,7 @@ class AsyncEngine:
     """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
     def __init__(
-        self, llm: LLM, thread: "EngineThread", metrics: Metrics, saver: EstimatesSaver | None = None
+        self, llm: LLM, thread: EngineThread, metrics: Metrics, saver: EstimatesSaver | None = None
     ) -> None:
         self.llm = llm
         self.thread = thread
@@ -124,7 +112,7 @@ class AsyncEngine:
         others begin once that is in the prefix cache. Predicted tool calls are announced by ADMITTED, before
         the prompt is read.
         """
-        inbox: Inbox = asyncio.Queue()
+        inbox: asyncio.Queue[tuple[RequestOutput, Round]] = asyncio.Queue()
         outputs: list[RequestOutput] = []  # those submitted
         choices = 1
         every = await self.in_thread(partial(self._choices, prepared))
@@ -137,10 +125,12 @@ class AsyncEngine:
                     context.outputs.append(output)
                     # The first output of a request needs slots for all of them.
                     slots = 0 if output.index else prepared.n
-                    if (error := await self._submit(output, slots, inbox)) is not None:
+                    try:
+                        await submit(self.thread, output.seq, partial(_put, inbox, output), slots)
+                    except PacelineError:
                         outputs.remove(output)
                         context.outputs.remove(output)
-                        raise error
+                        raise
                     if output.index == 0 and context.tool_prediction is not None:
                         yield output, ADMITTED
                 output, r = await inbox.get()
@@ -195,176 +185,6 @@ class AsyncEngine:
             output.index, output.started = index, first.started
         return [first, *others]
 
-    async def _submit(self, output: RequestOutput, slots: int, inbox: Inbox) -> PacelineError | None:
-        """Why the engine refused it, or None."""
-        loop = asyncio.get_running_loop()
-        admitted: asyncio.Future[PacelineError | None] = loop.create_future()
 
-        def deliver(r: Round) -> None:
-            _call_soon(loop, lambda: inbox.put_nowait((output, r)))
-
-        def answer(error: PacelineError | None) -> None:
-            _call_soon(loop, lambda: None if admitted.done() else admitted.set_result(error))
-
-        self.thread.submit(output.seq, deliver, answer, slots)
-        return await admitted
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """From the engine's thread; a loop that is closed has nobody left to call."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)
-
-
-class Engine(Protocol):
-    """The part of an engine that its thread uses."""
-
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def idle_s(self) -> float: ...
-    def submit(self, seq: Seq, slots: int = 1) -> None: ...
-    def cancel(self, seq_id: str) -> None: ...
-    def step(self) -> list[Round]: ...
-    def give_up(self, error: PacelineError) -> list[Round]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    seq: Seq
-    deliver: Deliver
-    answer: Callable[[PacelineError | None], None]  # called once: why it was refused, or None
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    seq_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    call: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-class EngineThread:
-    """Runs passes while there is work, and sleeps while there is none."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
-        self._delivers: dict[str, Deliver] = {}
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def running(self) -> int:
-        return self._engine.running
-
-    @property
-    def waiting(self) -> int:
-        return self._engine.waiting + self._inbox.qsize()
-
-    def submit(
-        self, seq: Seq, deliver: Deliver, answer: Callable[[PacelineError | None], None], slots: int = 1
-    ) -> None:
-        """`answer` is called once with the engine's refusal or None; then `deliver` gets every round."""
-        self._inbox.put(_Submit(seq, deliver, answer, slots))
-        if self._ended:  # the thread may have read its inbox for the last time before this
-            self._refuse_all()
-
-    def cancel(self, seq_id: str) -> None:
-        self._inbox.put(_Cancel(seq_id))
-
-    def between_passes(self, call: Callable[[], None]) -> None:
-        """Runs a call in the engine's thread; it must be quick."""
-        self._inbox.put(_Call(call))
-
-    def stop(self, timeout: float) -> None:
-        """Ends the thread; requests that still run end with an error."""
-        self._inbox.put(_Stop())
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while True:
-            while not self._engine.busy or not self._inbox.empty():
-                if not self._take(self._inbox.get()):
-                    return
-            if (idle_s := self._engine.idle_s) > 0:  # any message ends the wait
-                with suppress(Empty):
-                    if not self._take(self._inbox.get(timeout=idle_s)):
-                        return
-                continue
-            try:
-                rounds = self._engine.step()
-            except Exception as problem:
-                log_error(log, "a pass failed; the requests in it end", problem)
-                rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))
-            self._deliver_rounds(rounds)
-
-    def _take(self, message: _Submit | _Cancel | _Call | _Stop) -> bool:
-        if isinstance(message, _Stop):
-            self._deliver_rounds(self._engine.give_up(ShuttingDown()))
-            self._ended = True
-            self._refuse_all()
-            return False
-        if isinstance(message, _Cancel):
-            self._delivers.pop(message.seq_id, None)
-            self._engine.cancel(message.seq_id)
-        elif isinstance(message, _Call):
-            self._call(message.call)
-        else:
-            self._admit(message)
-        return True
-
-    def _admit(self, message: _Submit) -> None:
-        try:
-            self._engine.submit(message.seq, message.slots)
-        except PacelineError as error:
-            message.answer(error)
-        except Exception as problem:
-            log_error(log, "a request could not be admitted", problem)
-            message.answer(PacelineError(f"internal error: {type(problem).__name__}"))
-        else:
-            self._delivers[message.seq.id] = message.deliver
-            message.answer(None)
-
-    def _call(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as problem:
-            log_error(log, "a change between passes failed", problem)
-
-    def _refuse_all(self) -> None:
-        """Nobody waits forever for a thread that has ended."""
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return
-            if isinstance(message, _Submit):
-                message.answer(ShuttingDown())
-
-    def _deliver_rounds(self, rounds: list[Round]) -> None:
-        for r in rounds:
-            deliver = self._delivers.get(r.request)
-            if r.finish is not None:
-                self._delivers.pop(r.request, None)
-            if deliver is not None:
-                deliver(r)
+def _put(inbox: asyncio.Queue[tuple[RequestOutput, Round]], output: RequestOutput, r: Round) -> None:
+    inbox.put_nowait((output, r))

@@ -15,12 +15,13 @@ from starlette.types import ASGIApp
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters import DRAFTERS
+from paceline.engine.engine_thread import EngineThread
 from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
 from paceline.server.admission import Admission
 from paceline.server.app import App
-from paceline.server.async_engine import AsyncEngine, EngineThread
+from paceline.server.async_engine import AsyncEngine
 from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform

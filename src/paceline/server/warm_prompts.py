@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from paceline.config import SamplingParams
+from paceline.engine.engine_thread import EngineThread
 from paceline.errors import PacelineError, UsageError
 from paceline.llm import LLM
 from paceline.output import RequestOutput
-from paceline.server.async_engine import EngineThread
 from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.routes import Route

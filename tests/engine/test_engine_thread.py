@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from paceline.engine.engine_thread import EngineThread
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.server.async_engine import EngineThread
 from paceline.types import Round, Seq
 
 
