@@ -21,6 +21,7 @@ CPU = EngineConfig("cpu", cache_mb=16, threads=1)
         ("llama", "F32", "int8"),
         ("llama", "F32", "auto"),
         ("qwen2", "Q8_0", "float32"),
+        ("qwen3", "Q8_0", "bfloat16"),
     ],
 )
 def test_the_plan_is_what_is_loaded(tmp_path: Path, family: str, kind: str, dtype: str) -> None:

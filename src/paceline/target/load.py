@@ -21,6 +21,7 @@ from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget, make_launcher
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
+from paceline.target.eager.linear import can_pack
 from paceline.target.eager.target import TorchTarget, cache_dtype, placement
 from paceline.target.kv.cache import token_bytes
 from paceline.target.kv.disk_cache import cache_folder
@@ -284,7 +285,10 @@ def plan_load(path: Path, config: EngineConfig) -> LoadPlan:
             token = cache_token_bytes(shape)
             return LoadPlan("native", f"{where}: {native_path()[1]}", plan(tensors).nbytes, cache, 0, token)
     token = token_bytes(shape, cache_dtype(device, dtype).itemsize)
-    return LoadPlan("torch", against, _dense_bytes(tensors, dtype), cache, 0, token)
+    weights = _dense_bytes(tensors, dtype)
+    if checkpoint.tied and can_pack(torch.empty(0, dtype=dtype, device=device)):
+        weights += tensors["embed"].elements * dtype.itemsize  # a packed head beside the embedding
+    return LoadPlan("torch", against, weights, cache, 0, token)
 
 
 def _dense_bytes(tensors: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
