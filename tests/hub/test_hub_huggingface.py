@@ -8,18 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub import file_download
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import installed, offer, pull, resolve
 from paceline.hub.huggingface import look_up
 from paceline.hub.repository import HubName
-from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, model_hub
+from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, model_hub, use
 from support.wheels import interrupt
 
 FOLDER = {
@@ -57,14 +55,7 @@ def hub(server: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     server.add("owner/folder", FOLDER)
     server.add("owner/quants", GGUFS)
     server.add("owner/split", SPLIT)
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100)  # else 10 MB
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+    use(server, tmp_path, monkeypatch)
     return server
 
 
@@ -315,7 +306,7 @@ def test_no_hub_at_all_is_one_line(hub: ModelHub, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_full_disk_is_told_before_the_download(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = shutil.disk_usage(hub_home := os.environ["PACELINE_HOME"].rpartition("/")[0])
+    real = shutil.disk_usage(hub_home := os.environ["PACELINE_HOME"])
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: real._replace(free=2000))
     with pytest.raises(PullError, match=rf"needs 0 MB under {hub_home}.* 0 MB are free: make room"):
         pull("owner/quants")

@@ -11,14 +11,18 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import uvicorn
+from huggingface_hub import constants, file_download
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from support.servers import START_S, until
+from support.servers import START_S, own_home, until
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_of_a_member"
@@ -204,6 +208,19 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
 def refused(status: int, code: str, message: str) -> Response:
     headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
     return JSONResponse({"error": message}, status, headers)
+
+
+def use(hub: ModelHub, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Makes it the hub of this process, without a token, and gives paceline a home in the folder."""
+    patch.setenv("HF_ENDPOINT", hub.url)
+    patch.setenv("PACELINE_HOME", str(own_home(folder)))
+    patch.setenv("NO_PROXY", "127.0.0.1")
+    patch.delenv("HF_TOKEN", raising=False)
+    patch.delenv("HF_HUB_OFFLINE", raising=False)
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)  # else 10 MB
+    patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 @contextmanager

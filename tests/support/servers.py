@@ -184,16 +184,21 @@ def toy_chat_model(folder: Path) -> Path:
     return tiny_model(folder / f"{NAME}.gguf", kind="Q8_0", sizes=sizes, tokenizer=facts, template=TEMPLATE)
 
 
+def own_home(folder: Path) -> Path:
+    """A home in this folder, empty or that of an earlier server; compiled code is shared with this one."""
+    (home() / "native").mkdir(parents=True, exist_ok=True)
+    if not (folder / "home").exists():
+        (folder / "home").mkdir()
+        (folder / "home" / "native").symlink_to(home() / "native")
+    return folder / "home"
+
+
 @contextmanager
 def toy_running(folder: Path, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     """A server of such a model; what is made for the model stays in the folder, compiled code is shared."""
-    (home() / "native").mkdir(parents=True, exist_ok=True)
-    if not (folder / "home").exists():  # else it is that of an earlier server
-        (folder / "home").mkdir()
-        (folder / "home" / "native").symlink_to(home() / "native")
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PACELINE_HOME", str(folder / "home"))
+            patch.setenv("PACELINE_HOME", str(own_home(folder)))
             patch.chdir(toy_chat_model(folder).parent)
             engine = config or EngineConfig("cpu", cache_mb=64)
             server = stack.enter_context(running(f"{NAME}.gguf", engine, **settings))

@@ -12,8 +12,8 @@ progress       how a pull reports its progress
 
 from paceline.hub.catalog import CATALOGUE, DEFAULT_MODEL, CatalogueModel, Piece
 from paceline.hub.local_models import Installed, installed, resolve
-from paceline.hub.progress import Progress, silent
-from paceline.hub.pull import Offer, offer, pull
+from paceline.hub.progress import Progress, bytes_under, silent
+from paceline.hub.pull import Offer, can_be_pulled, offer, pull
 from paceline.hub.remove import Removal, removal
 from paceline.paths import home
 
@@ -26,6 +26,8 @@ __all__ = [
     "Piece",
     "Progress",
     "Removal",
+    "bytes_under",
+    "can_be_pulled",
     "home",
     "installed",
     "offer",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.atomic import locked, read_json, rename, sync, write_json
 from paceline.errors import CorruptModel, PullError
@@ -26,6 +26,9 @@ from paceline.hub.catalog import CATALOGUE
 from paceline.hub.local_models import MANIFEST, hub_folder, hub_lock, hub_partial, require_space, sha256
 from paceline.hub.progress import Progress, bytes_under, watching
 from paceline.hub.repository import HubName, RepositoryFile, Selection, select
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 _JOURNAL: Final = "journal.json"
@@ -50,11 +53,9 @@ class Listing:
 
 def look_up(name: HubName) -> Listing:
     """Asks the hub which files the name takes."""
-    _quiet_library(name)
-    from huggingface_hub import HfApi
-
+    api = _api(name)
     with _plain_reasons(name):
-        info = HfApi(endpoint=endpoint()).model_info(name.repository, files_metadata=True)
+        info = api.model_info(name.repository, files_metadata=True)
     files = [
         RepositoryFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
@@ -85,9 +86,10 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
 
-def _quiet_library(name: HubName) -> None:
-    """Its warnings and progress bars would be drawn across ours. The import takes a while: only for a hub."""
+def _api(name: HubName) -> "HfApi":
+    """Imported for a hub only, since it takes a while; its warnings and bars would be drawn across ours."""
     try:
+        from huggingface_hub import HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError as error:
         raise PullError(
@@ -96,6 +98,7 @@ def _quiet_library(name: HubName) -> None:
         ) from error
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
+    return HfApi(endpoint=endpoint())
 
 
 def _download_all(listing: Listing, partial: Path) -> None:

@@ -46,6 +46,11 @@ class Offer:
     size: int  # bytes still missing
 
 
+def can_be_pulled(name: str) -> bool:
+    """By its form alone: whether a hub has it is not asked."""
+    return name in CATALOGUE or HubName.parse(name) is not None
+
+
 def offer(name: str) -> Offer:
     """Asks the hub, for a name there. UnknownModel where nothing of this name can be pulled."""
     if model := CATALOGUE.get(name):
