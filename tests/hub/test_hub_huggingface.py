@@ -18,6 +18,7 @@ from paceline.hub import installed, offer, pull, resolve
 from paceline.hub.huggingface import look_up
 from paceline.hub.repository import HubName
 from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, model_hub, use
+from support.servers import START_S, until
 from support.wheels import interrupt
 
 FOLDER = {
@@ -181,6 +182,25 @@ def test_what_arrived_before_a_cut_outlives_the_process(hub: ModelHub) -> None:
     )
 
 
+def test_a_killed_process_leaves_what_arrived(hub: ModelHub) -> None:
+    content = bytes(range(256)) * 800
+    hub.add("owner/large", {"m-Q4_0.gguf": content})
+    hub.hold_after = 100_000
+    hub.held.clear()
+    code = "import huggingface_hub.constants as c; c.DOWNLOAD_CHUNK_SIZE = 100; import paceline.hub as h; "
+    process = subprocess.Popen([sys.executable, "-c", f"{code}h.pull('owner/large')"])
+    try:
+        assert until(lambda: installed()[-1].arrived > 50_000 or process.poll() is not None, START_S)
+    finally:
+        process.kill()
+        process.wait()
+    hub.held.set()
+    kept = installed()[-1].arrived
+    hub.asked.clear()
+    assert pull("owner/large").read_bytes() == content
+    assert hub.downloads() == [f"m-Q4_0.gguf bytes={kept}-"]
+
+
 def test_a_server_without_ranges_sends_everything_again(hub: ModelHub) -> None:
     hub.cuts, hub.ignores_ranges = [1000], True
     assert pull("owner/quants").read_bytes() == GGUFS["m-Q4_K_M.gguf"]
@@ -220,6 +240,22 @@ def test_a_damaged_part_is_noticed_at_the_end(hub: ModelHub, tmp_path: Path) -> 
     with pytest.raises(CorruptModel):
         pull("owner/quants")
     assert pull("owner/quants").read_bytes() == GGUFS["m-Q4_K_M.gguf"]
+
+
+def test_a_folder_that_a_removal_left_is_replaced(hub: ModelHub) -> None:
+    left = Path(os.environ["PACELINE_HOME"]) / "hub" / "owner" / "quants:Q4_K_M"
+    left.mkdir(parents=True)
+    (left / "m-Q4_K_M.gguf").write_bytes(b"a part")
+    assert pull("owner/quants").read_bytes() == GGUFS["m-Q4_K_M.gguf"]
+
+
+def test_a_file_too_large_for_a_plain_download_says_what_to_do(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.hub.huggingface.MAX_FILE", 4000)
+    with pytest.raises(PullError, match=r"`hf download owner/quants m-Q8_0\.gguf --local-dir FOLDER`"):
+        pull("owner/quants:Q8_0")
+    assert pull("owner/quants:Q4_K_M").is_file()
 
 
 def test_an_interrupted_pull_says_how_to_resume(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +334,9 @@ def test_a_hub_with_a_fault_is_one_line(hub: ModelHub, status: int, told: str) -
 
 def test_no_hub_at_all_is_one_line(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(PullError, match=r"cannot be reached \(ConnectError\).* or pull one of smollm2-135m"):
+    with pytest.raises(
+        PullError, match=r"cannot be reached \(Connect\w*Error\).* or pull one of smollm2-135m"
+    ):
         pull("owner/quants")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PullError, match="HF_HUB_OFFLINE is set: unset it"):

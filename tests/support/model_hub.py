@@ -1,6 +1,6 @@
 """A model hub on this machine that speaks the protocol of the Hugging Face hub, and faults to give it.
 
-Two addresses: the hub, and a content server on a port of its own, to which large files are redirected.
+Two addresses: the hub, and a content server on a host of its own, to which large files are redirected.
 """
 
 import asyncio
@@ -59,7 +59,8 @@ class ModelHub:
     spoiled: set[str] = field(default_factory=set)  # files that are sent with a wrong byte
     ignores_ranges: bool = False
     status: int = 0  # if not 0, of every answer
-    held: threading.Event = field(default_factory=threading.Event)  # content is sent once this is set
+    held: threading.Event = field(default_factory=threading.Event)  # content is sent while this is set
+    hold_after: int = 0  # bytes of an answer that are sent all the same
     url: str = ""
     content_url: str = ""
 
@@ -187,8 +188,14 @@ class ModelHub:
         if request.method == "HEAD":
             return Response(status_code=status, headers=headers)
         end = begin + self.cuts.pop(0) if self.cuts else total
-        await asyncio.to_thread(self.held.wait)
-        return StreamingResponse(pieces(content[begin:end]), status, headers)
+        return StreamingResponse(self._pieces(content[begin:end]), status, headers)
+
+    async def _pieces(self, content: bytes) -> AsyncIterator[bytes]:
+        """Fewer than Content-Length says make the server close the connection."""
+        for start in range(0, len(content), CHUNK):
+            if start >= self.hold_after:
+                await asyncio.to_thread(self.held.wait)
+            yield content[start : start + CHUNK]
 
 
 def blob(path: str, content: bytes) -> dict[str, object]:
@@ -197,12 +204,6 @@ def blob(path: str, content: bytes) -> dict[str, object]:
         digest = hashlib.sha256(content).hexdigest()
         known["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
     return known
-
-
-async def pieces(content: bytes) -> AsyncIterator[bytes]:
-    """Fewer than Content-Length says make the server close the connection."""
-    for start in range(0, len(content), CHUNK):
-        yield content[start : start + CHUNK]
 
 
 def refused(status: int, code: str, message: str) -> Response:
@@ -214,7 +215,7 @@ def use(hub: ModelHub, folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Makes it the hub of this process, without a token, and gives paceline a home in the folder."""
     patch.setenv("HF_ENDPOINT", hub.url)
     patch.setenv("PACELINE_HOME", str(own_home(folder)))
-    patch.setenv("NO_PROXY", "127.0.0.1")
+    patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     patch.delenv("HF_TOKEN", raising=False)
     patch.delenv("HF_HUB_OFFLINE", raising=False)
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -227,7 +228,8 @@ def use(hub: ModelHub, folder: Path, patch: pytest.MonkeyPatch) -> None:
 def model_hub() -> Iterator[ModelHub]:
     hub = ModelHub()
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    hub.url, hub.content_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    ports = [one.getsockname()[1] for one in sockets]
+    hub.url, hub.content_url = f"http://127.0.0.1:{ports[0]}", f"http://localhost:{ports[1]}"
     server = uvicorn.Server(uvicorn.Config(hub.app(), log_config=None, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, args=(sockets,), name="model hub", daemon=True)
     thread.start()

@@ -49,5 +49,5 @@ def test_the_reason_is_the_one_against_the_faster_engine(
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no m.gguf"):
+    with pytest.raises(ModelError, match=r"there is no m\.gguf"):
         plan_load(tmp_path / "m.gguf", CPU)

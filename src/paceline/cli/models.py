@@ -31,15 +31,17 @@ def pull(name: Annotated[str, typer.Argument(help=PULL_HELP)], as_json: AsJson =
         out.print(f"{name} is at {path}", markup=False)
 
 
-def require_models(pull_missing: bool, *names: str | None) -> None:
-    """Pulls models that are not here: told to, or after asking on a terminal."""
-    for name in names:
-        if name is None or _is_trained_here(name):
-            continue
+def require_models(pull_missing: bool, model: str, draft_model: str | None = None) -> None:
+    """Pulls models that are not here: told to, or after asking on a terminal.
+
+    A name that no pull can bring is left to whoever loads it, after the other settings are checked.
+    """
+    for name in [model] if draft_model is None or _is_trained_here(draft_model) else [model, draft_model]:
         try:
             hub.resolve(name)
         except UnknownModel as missing:
-            _pull_missing(name, pull_missing, missing)
+            if hub.can_be_pulled(name):
+                _pull_missing(name, pull_missing, missing)
 
 
 def _is_trained_here(name: str) -> bool:
@@ -49,8 +51,6 @@ def _is_trained_here(name: str) -> bool:
 
 
 def _pull_missing(name: str, told: bool, missing: UnknownModel) -> None:
-    if not hub.can_be_pulled(name):
-        raise missing
     if not told:
         if not _on_terminal():
             raise UnknownModel(f"{missing}; or give --pull")

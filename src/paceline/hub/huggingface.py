@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+LOOK_UP_S: Final = 60.0  # for the list of a repository's files
+MAX_FILE: Final = 50 * 10**9  # bytes: the hub sends larger files by a protocol of its own only
 _JOURNAL: Final = "journal.json"
 # Faults of this machine's disk; all others are the network's or the hub's.
 _LOCAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EIO)
@@ -55,7 +57,7 @@ def look_up(name: HubName) -> Listing:
     """Asks the hub which files the name takes."""
     api = _api(name)
     with _plain_reasons(name):
-        info = api.model_info(name.repository, files_metadata=True)
+        info = api.model_info(name.repository, files_metadata=True, timeout=LOOK_UP_S)
     files = [
         RepositoryFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
@@ -69,6 +71,7 @@ def pull_repository(name: HubName, progress: Progress) -> Path:
     """Pinned to the revision found at the start; every file is checked against the hub's digest."""
     listing = look_up(name)
     chosen = listing.selection
+    _require_sendable(chosen)
     goal, partial = hub_folder(chosen.name), hub_partial(chosen.name)
     with locked(hub_lock(chosen.name), lambda: progress(0, 0, f"waiting for another pull of {chosen.name}")):
         if not (goal / MANIFEST).is_file():
@@ -77,9 +80,19 @@ def pull_repository(name: HubName, progress: Progress) -> Path:
             with watching(partial, progress, chosen.size, f"downloading {chosen.name}"):
                 _download_all(listing, partial)
             _declare_whole(listing, partial)
+            shutil.rmtree(goal, ignore_errors=True)  # left by a removal that was cut short
             rename(partial, goal)
         progress(chosen.size, chosen.size, f"{chosen.name} is ready")
     return goal / chosen.gguf if chosen.gguf else goal
+
+
+def _require_sendable(chosen: Selection) -> None:
+    for file in chosen.files:
+        if file.size > MAX_FILE:
+            raise PullError(
+                f"{file.name} has {file.size / 1e9:,.0f} GB, too many for a plain download: run "
+                f"`hf download {chosen.name.repository} {file.path} --local-dir FOLDER`, then name its path"
+            )
 
 
 def endpoint() -> str:

@@ -47,8 +47,8 @@ class Offer:
 
 
 def can_be_pulled(name: str) -> bool:
-    """By its form alone: whether a hub has it is not asked."""
-    return name in CATALOGUE or HubName.parse(name) is not None
+    """By its form alone: no hub is asked. A file or folder of this name comes before a hub's model."""
+    return name in CATALOGUE or (HubName.parse(name) is not None and not os.path.exists(name))
 
 
 def offer(name: str) -> Offer:
