@@ -14,7 +14,6 @@ from rich.table import Table
 
 from paceline import hub
 from paceline.cli.options import AsJson
-from paceline.cli.render import bar
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
 PULL_HELP = "A name from `paceline models`, or owner/name[:QUANTISATION] on a hub."
@@ -23,8 +22,7 @@ out = Console(highlight=False, soft_wrap=True)
 
 def pull(name: Annotated[str, typer.Argument(help=PULL_HELP)], as_json: AsJson = False) -> None:
     """Download a model and check it. An interrupted pull is resumed."""
-    with bar() as progress:
-        path = hub.pull(name, progress)
+    path = _pull_showing_progress(name)
     if as_json:
         print(json.dumps({"name": name, "path": str(path)}))
     else:
@@ -59,8 +57,14 @@ def _pull_missing(name: str, told: bool, missing: UnknownModel) -> None:
             f"{offered.name} is not here. Pull {_mb(offered.size)}?", default=True, err=True
         ):
             raise missing
+    _pull_showing_progress(name)
+
+
+def _pull_showing_progress(name: str) -> Path:
+    from paceline.cli.render import bar
+
     with bar() as progress:
-        hub.pull(name, progress)
+        return hub.pull(name, progress)
 
 
 def _on_terminal() -> bool:
