@@ -151,8 +151,9 @@ def test_an_offer_tells_what_is_missing(hub: ModelHub) -> None:
         offer("no-name-of-a-hub")
 
 
-def test_a_cut_connection_is_taken_up_where_it_ended(hub: ModelHub) -> None:
-    hub.cuts = [1000, 2000]
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_cut_connection_is_taken_up_where_it_ended(hub: ModelHub, resets: bool) -> None:
+    hub.cuts, hub.resets = [1000, 2000], resets
     assert pull("owner/quants:Q8_0").read_bytes() == GGUFS["m-Q8_0.gguf"]
     assert hub.downloads() == ["m-Q8_0.gguf", "m-Q8_0.gguf bytes=1000-", "m-Q8_0.gguf bytes=3000-"]
 

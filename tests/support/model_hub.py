@@ -7,12 +7,14 @@ import asyncio
 import hashlib
 import re
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import uvicorn
@@ -56,6 +58,7 @@ class ModelHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)  # the next answers with content end after so many bytes
+    resets: bool = False  # such ends are those of a broken network, not of a closed connection
     spoiled: set[str] = field(default_factory=set)  # files that are sent with a wrong byte
     ignores_ranges: bool = False
     status: int = 0  # if not 0, of every answer
@@ -63,13 +66,14 @@ class ModelHub:
     hold_after: int = 0  # bytes of an answer that are sent all the same
     url: str = ""
     content_url: str = ""
+    server: uvicorn.Server | None = None
 
     def __post_init__(self) -> None:
         self.held.set()
 
     def reset(self) -> None:
         """Empty and sound, at the same addresses."""
-        fresh = ModelHub(url=self.url, content_url=self.content_url)
+        fresh = ModelHub(url=self.url, content_url=self.content_url, server=self.server)
         self.__dict__.update(fresh.__dict__)
 
     def add(self, name: str, files: Mapping[str, bytes], **settings: bool | str) -> None:
@@ -188,14 +192,30 @@ class ModelHub:
         if request.method == "HEAD":
             return Response(status_code=status, headers=headers)
         end = begin + self.cuts.pop(0) if self.cuts else total
-        return StreamingResponse(self._pieces(content[begin:end]), status, headers)
+        resets = self.resets and end < total
+        return StreamingResponse(self._pieces(content[begin:end], request, resets), status, headers)
 
-    async def _pieces(self, content: bytes) -> AsyncIterator[bytes]:
+    async def _pieces(self, content: bytes, request: Request, resets: bool) -> AsyncIterator[bytes]:
         """Fewer than Content-Length says make the server close the connection."""
         for start in range(0, len(content), CHUNK):
             if start >= self.hold_after:
                 await asyncio.to_thread(self.held.wait)
             yield content[start : start + CHUNK]
+        if resets:
+            await self._reset(request)
+
+    async def _reset(self, request: Request) -> None:
+        """Sends what was written, then RST instead of FIN."""
+        assert self.server
+        peer = tuple(request.client or ())
+        for connection in self.server.server_state.connections:
+            transport: Any = getattr(connection, "transport", None)
+            if transport and tuple(transport.get_extra_info("peername") or ()) == peer:
+                while transport.get_write_buffer_size():
+                    await asyncio.sleep(0)
+                linger = struct.pack("ii", 1, 0)
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                transport.abort()
 
 
 def blob(path: str, content: bytes) -> dict[str, object]:
@@ -231,6 +251,7 @@ def model_hub() -> Iterator[ModelHub]:
     ports = [one.getsockname()[1] for one in sockets]
     hub.url, hub.content_url = f"http://127.0.0.1:{ports[0]}", f"http://localhost:{ports[1]}"
     server = uvicorn.Server(uvicorn.Config(hub.app(), log_config=None, log_level="critical", lifespan="off"))
+    hub.server = server
     thread = threading.Thread(target=server.run, args=(sockets,), name="model hub", daemon=True)
     thread.start()
     try:
