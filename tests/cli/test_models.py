@@ -38,6 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelHub]:
     with model_hub() as found:
         toy = toy_chat_model(folder).read_bytes()
         found.add("owner/toy", {"toy-Q8_0.gguf": toy, "toy-IQ1_S.gguf": b"none"}, licence="apache-2.0")
+        toy_chat_model(folder, part_tensors=8)
+        parts = {part.name: part.read_bytes() for part in folder.glob("toy-*-of-*.gguf")}
+        found.add("owner/parts", parts)
         found.add("owner/small", {"small.gguf": small.read_bytes()})
         yield found
 
@@ -67,6 +70,15 @@ def test_a_pulled_model_is_listed_and_answers(hub: ModelHub, capsys: pytest.Capt
     assert "apache-2.0" in run(capsys, "ls")[1]
     answer = as_json(capsys, "generate", "--model", "owner/toy", "--prompt", "one two", *SHORT)
     assert len(answer["token_ids"]) == 4
+
+
+def test_a_split_model_answers_as_the_whole_one(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, split = (
+        as_json(capsys, "generate", "--model", name, "--prompt", "one two three", "--pull", *SHORT)
+        for name in ("owner/toy", "owner/parts")
+    )
+    assert split["token_ids"] == whole["token_ids"]
+    assert as_json(capsys, "show", "owner/parts")["size"] > as_json(capsys, "show", NAME)["size"]
 
 
 def test_a_missing_model_is_an_error_that_says_the_commands(

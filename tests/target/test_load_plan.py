@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.config import EngineConfig
 from paceline.errors import ModelError
+from paceline.target import load
 from paceline.target.load import load_target, plan_load
 from support import tiny_gguf
 
@@ -46,6 +48,24 @@ def test_the_reason_is_the_one_against_the_faster_engine(
     monkeypatch.setenv("PACELINE_CPU", "torch")
     plan = plan_load(quantised, CPU)
     assert (plan.engine, plan.reason) == ("torch", "PACELINE_CPU=torch")
+
+
+def test_on_a_gpu_the_plan_is_that_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one: a plan is made of tensors without memory."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(load, "placement", lambda config: (gpu, torch.bfloat16))
+    monkeypatch.setattr(load, "unusable", lambda device: None)
+    path = tiny_gguf.write(tmp_path / "m.gguf", "llama", kind="Q8_0")
+    plan = plan_load(path, CPU)
+    elements = sum(values.size for values in tiny_gguf.tensors("llama").values())
+    assert plan.engine == "cuda"
+    assert plan.weights == pytest.approx(2 * elements, rel=0.1)
+    assert plan.other > 0
+    experts = tiny_gguf.write(tmp_path / "experts.gguf", "qwen3moe", kind="Q8_0")
+    slower = plan_load(experts, CPU)
+    assert (slower.engine, slower.reason) == ("torch", "the kernels know no mixtures of experts")
+    monkeypatch.setenv("PACELINE_GPU", "torch")
+    assert plan_load(path, CPU).reason == "PACELINE_GPU=torch"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

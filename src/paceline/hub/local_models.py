@@ -194,5 +194,5 @@ def require_space(folder: Path, needed: int, name: str) -> None:
         raise PullError(
             f"pulling {name} needs {needed / 1e6:,.0f} MB under {folder}, "
             f"where {free / 1e6:,.0f} MB are free: "
-            "make room, or set PACELINE_HOME to a folder on a larger disk"
+            "make room (`paceline rm` removes models), or set PACELINE_HOME to a folder on a larger disk"
         )

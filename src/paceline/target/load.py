@@ -286,7 +286,7 @@ def plan_load(path: Path, config: EngineConfig) -> LoadPlan:
             return LoadPlan("native", f"{where}: {native_path()[1]}", plan(tensors).nbytes, cache, 0, token)
     token = token_bytes(shape, cache_dtype(device, dtype).itemsize)
     weights = _dense_bytes(tensors, dtype)
-    if checkpoint.tied and can_pack(torch.empty(0, dtype=dtype, device=device)):
+    if device.type == "cpu" and checkpoint.tied and can_pack(torch.empty(0, dtype=dtype)):
         weights += tensors["embed"].elements * dtype.itemsize  # a packed head beside the embedding
     return LoadPlan("torch", against, weights, cache, 0, token)
 
