@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from paceline import hub
 from paceline.cli.options import AsJson
@@ -77,10 +78,11 @@ def list_models(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([{**asdict(m), "path": str(m.path)} for m in listed]))
         return
-    table = Table("name", "format", "size", "licence", "pulled")
+    whole = (Column(name, no_wrap=True) for name in ("name", "size", "pulled"))
+    table = Table(*whole, "licence", box=SIMPLE_HEAD)
     for m in listed:
-        pulled = "yes" if m.pulled else f"{_mb(m.arrived)} of it" if m.arrived else "no"
-        table.add_row(m.name, m.format, _mb(m.size), m.licence, pulled)
+        pulled = "yes" if m.pulled else _mb(m.arrived) if m.arrived else "no"
+        table.add_row(m.name, _mb(m.size), pulled, m.licence)
     out.print(table)
 
 

@@ -77,7 +77,7 @@ def pull_repository(name: HubName, progress: Progress) -> Path:
         if not (goal / MANIFEST).is_file():
             partial.mkdir(exist_ok=True)
             require_space(partial, listing.missing, str(chosen.name))
-            with watching(partial, progress, chosen.size, f"downloading {chosen.name}"):
+            with watching(partial, progress, chosen.size, f"downloading {chosen.name.short}"):
                 _download_all(listing, partial)
             _declare_whole(listing, partial)
             shutil.rmtree(goal, ignore_errors=True)  # left by a removal that was cut short

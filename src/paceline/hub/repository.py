@@ -57,6 +57,11 @@ class HubName:
     def __str__(self) -> str:
         return f"{self.repository}:{self.variant}" if self.variant else self.repository
 
+    @property
+    def short(self) -> str:
+        """Without the owner, where there is little room."""
+        return str(self).partition("/")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class RepositoryFile:
