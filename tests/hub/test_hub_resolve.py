@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import UnknownModel
 from paceline.hub import CATALOGUE, DEFAULT_MODEL, home, installed, pull, resolve
-from paceline.hub.local_models import MANIFEST, is_hub_id, model_file, model_folder, sha256
+from paceline.hub.local_models import MANIFEST, model_file, model_folder, sha256
 from support.wheels import Shelf, shop, tiny_model
 
 
@@ -89,18 +89,6 @@ def test_the_list_tells_which_models_are_pulled() -> None:
     assert not any(line.pulled for line in before.values())
     assert [name for name, line in after.items() if line.pulled] == ["tiny"]
     assert (after["tiny"].size, after["tiny"].licence) == (model.size, "MIT")
-
-
-@pytest.mark.parametrize("name", ["owner/name", "Qwen/Qwen2.5-0.5B", "a/b_c.d"])
-def test_hub_names(name: str) -> None:
-    assert is_hub_id(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["name", "a/b/c", "../name", "owner/..", "/name", "a/b.gguf", "a/", "é/b", "a/b\n"]
-)
-def test_what_is_not_a_hub_name(name: str) -> None:
-    assert not is_hub_id(name)
 
 
 @pytest.mark.parametrize(

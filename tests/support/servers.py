@@ -182,23 +182,29 @@ Call a tool within <tool_call></tool_call>.
 NAME = "toy"  # of the model
 
 
-def toy_chat_model(folder: Path) -> Path:
-    """A model file of 2 MB that loads in milliseconds."""
+def toy_chat_model(folder: Path, **settings: Any) -> Path:
+    """A model file of 1 MB that loads in milliseconds. settings: of tiny_gguf.write."""
     facts = byte_level_facts("smollm")
     sizes = Sizes(2, 256, 4, 2, 64, 256, len(facts["tokens"]), 8192)
-    return tiny_model(folder / f"{NAME}.gguf", kind="Q8_0", sizes=sizes, tokenizer=facts, template=TEMPLATE)
+    text = {"tokenizer": facts, "template": TEMPLATE}
+    return tiny_model(folder / f"{NAME}.gguf", kind="Q8_0", sizes=sizes, **text, **settings)
+
+
+def own_home(folder: Path) -> Path:
+    """A home in this folder, empty or that of an earlier server; compiled code is shared with this one."""
+    (home() / "native").mkdir(parents=True, exist_ok=True)
+    if not (folder / "home").exists():
+        (folder / "home").mkdir()
+        (folder / "home" / "native").symlink_to(home() / "native")
+    return folder / "home"
 
 
 @contextmanager
 def toy_running(folder: Path, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     """A server of such a model; what is made for the model stays in the folder, compiled code is shared."""
-    (home() / "native").mkdir(parents=True, exist_ok=True)
-    if not (folder / "home").exists():  # else it is that of an earlier server
-        (folder / "home").mkdir()
-        (folder / "home" / "native").symlink_to(home() / "native")
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PACELINE_HOME", str(folder / "home"))
+            patch.setenv("PACELINE_HOME", str(own_home(folder)))
             patch.chdir(toy_chat_model(folder).parent)
             engine = config or EngineConfig("cpu", cache_mb=64)
             server = stack.enter_context(running(f"{NAME}.gguf", engine, **settings))

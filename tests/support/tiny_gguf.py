@@ -160,12 +160,14 @@ def write(
     alignment: int = 0,
     tokenizer: Mapping[str, Any] | None = None,
     template: str = "",
+    part_tensors: int = 0,
 ) -> Path:
     """Matrices are stored as `kind`, which may name one for each, vectors as F32.
 
     Settings replace the usual ones, None removes one. tokenizer: keys after `tokenizer.ggml.`.
+    part_tensors: if not 0, the file is split after so many tensors, and the path is that of the first part.
     """
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=part_tensors)
     if alignment:
         writer.add_custom_alignment(alignment)
     for key, value in {**COMMON, **EXTRA.get(family, {}), **(settings or {})}.items():
@@ -185,7 +187,7 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if part_tensors else path
 
 
 def add_fact(writer: Any, key: str, value: object) -> None:

@@ -1,7 +1,9 @@
 """The command line, a file for each group of commands.
 
-main       the entry point; pull, models, doctor
+main       the entry point; doctor
 options    option groups that commands share
+models     pull, models (also ls and list), rm; what pulls a missing model
+show       show
 generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve

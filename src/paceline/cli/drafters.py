@@ -58,7 +58,7 @@ def drafters(
     """List the drafters, what each needs, and which were trained here."""
     if context.invoked_subcommand is not None:
         return
-    trained = _trained_rows(hub.resolve(model))
+    trained = trained_rows(_fingerprint(model))
     rows = [_row(name, info, model, trained) for name, info in DRAFTERS.items()]
     if as_json:
         listed = {
@@ -128,11 +128,16 @@ def _trained_lines(row: TrainedRow) -> str:
     return "\n".join(lines)
 
 
-def _trained_rows(model: Path) -> list[TrainedRow]:
-    from paceline.heads.local_heads import available_heads, local_draft_models
+def _fingerprint(model: str) -> str:
     from paceline.loading import model_fingerprint
 
-    fingerprint = model_fingerprint(model)
+    return model_fingerprint(hub.resolve(model))
+
+
+def trained_rows(fingerprint: str) -> list[TrainedRow]:
+    """All that are here, whether they suit the model of this fingerprint or not."""
+    from paceline.heads.local_heads import available_heads, local_draft_models
+
     heads = [_head_row(folder, fingerprint) for folder in available_heads()]
     return heads + [_draft_model_row(folder, fingerprint) for folder in local_draft_models()]
 

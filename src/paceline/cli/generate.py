@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline import hub
+from paceline.cli.models import require_models
 from paceline.cli.options import (
     MODEL_HELP,
     AsJson,
     DiskEngineOptions,
     DrafterOptions,
     OutputOptions,
+    Pull,
     SamplingOptions,
     SpecOptions,
     TemplateOptions,
@@ -79,10 +81,11 @@ def generate(
     engine: DiskEngineOptions,
     template: TemplateOptions,
     model: Model = hub.DEFAULT_MODEL,
+    pull: Pull = False,
 ) -> None:
     """Continue a prompt."""
     params, arguments = sampling.params(), output.arguments()
-    llm = _load(model, drafter, spec, engine, template)
+    llm = _load(model, drafter, spec, engine, template, pull)
     prompt = request.read(output)
 
     def start(params: SamplingParams, **more: Any) -> "Stream":
@@ -111,10 +114,11 @@ def chat(
     model: Model = hub.DEFAULT_MODEL,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     show: Show = False,
+    pull: Pull = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation."""
     params = sampling.params()
-    llm = _load(model, drafter, spec, engine, template)
+    llm = _load(model, drafter, spec, engine, template, pull)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     terminal = Terminal(show)
     while line := _next_line():
@@ -132,9 +136,11 @@ def _load(
     spec: SpecOptions,
     engine: DiskEngineOptions,
     template: TemplateOptions,
+    pull: bool,
 ) -> "LLM":
     config, names = engine.config(), drafter.names
     checked = spec.config(names or ())  # a wrong option fails before torch is imported
+    require_models(pull, model, drafter.draft_model)
     from paceline.llm import LLM
 
     llm = LLM(

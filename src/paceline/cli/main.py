@@ -1,16 +1,14 @@
-"""The command line: every command of `paceline`, and pull, models and doctor themselves."""
+"""The command line: every command of `paceline`, and doctor itself."""
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from paceline import __version__, hub
+from paceline import __version__
 from paceline.cli.advise import advise
 from paceline.cli.cache import cache_app
 from paceline.cli.check import routes_app, schema_app
@@ -22,9 +20,10 @@ from paceline.cli.export import export
 from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
+from paceline.cli.models import list_models, pull, rm
 from paceline.cli.options import AsJson
-from paceline.cli.render import bar
 from paceline.cli.serve import serve
+from paceline.cli.show import show
 from paceline.cli.split import split_app
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
@@ -32,8 +31,11 @@ from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, serve, edge, train, layers, estimate, advise, export):
+for command in (pull, show, rm, generate, chat, serve, edge, train, layers, estimate, advise, export):
     app.command()(command)
+app.command("models")(list_models)
+for other_name in ("ls", "list"):
+    app.command(other_name, hidden=True)(list_models)
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
@@ -81,29 +83,6 @@ def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Lossless speculative decoding for agents."""
-
-
-@app.command()
-def pull(
-    name: Annotated[str, typer.Argument(help="A name from `paceline models`, or owner/name on a hub.")],
-) -> None:
-    """Download a model and check it."""
-    with bar() as progress:
-        path = hub.pull(name, progress)
-    out.print(f"{name} is at {path}")
-
-
-@app.command("models")
-def list_models(as_json: AsJson = False) -> None:
-    """List the models that can be pulled, and those that are here."""
-    listed = hub.installed()
-    if as_json:
-        print(json.dumps([{**asdict(m), "path": str(m.path)} for m in listed]))
-        return
-    table = Table("name", "size", "licence", "pulled")
-    for m in listed:
-        table.add_row(m.name, f"{m.size / 1e6:,.0f} MB", m.licence, "yes" if m.pulled else "no")
-    out.print(table)
 
 
 @app.command()

@@ -19,8 +19,9 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex
 from paceline.errors import ConstraintError, UsageError
 
-MODEL_HELP = "A name from `paceline models`, a folder or a GGUF file."
+MODEL_HELP = "A name from `paceline models`, owner/name[:QUANTISATION] of a hub, a folder or a GGUF file."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
+Pull = Annotated[bool, typer.Option("--pull", help="Download a model that is not here, without asking.")]
 Penalty = Annotated[float, typer.Option(help="-2 to 2, on tokens that the answer already contains; 0: off.")]
 
 

@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from paceline.hub import Progress as Report
@@ -108,13 +109,13 @@ def summary(result: "Result") -> str:
 def bar() -> Iterator[Report]:
     """A progress bar for a pull."""
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=20),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=Console(stderr=True))
+    progress = Progress(*columns, console=Console(stderr=True), expand=True)
 
     def report(done: int, total: int, label: str) -> None:
         if not progress.tasks:  # nothing is drawn for a pull that is refused at once

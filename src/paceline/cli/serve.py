@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.models import require_models
 from paceline.cli.options import (
     MODEL_HELP,
     DrafterOptions,
     MaxDraft,
+    Pull,
     ServerEngineOptions,
     TemplateOptions,
     grouped,
@@ -123,6 +125,7 @@ def serve(
     template: TemplateOptions,
     connection: ConnectionOptions,
     max_draft: MaxDraft = 8,
+    pull: Pull = False,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
     split: Annotated[
         bool,
@@ -142,6 +145,7 @@ def serve(
     config = engine.config(max_batch=listen.max_batch, max_waiting=listen.max_waiting)
     if edge_onnx is not None and not (split and edge_onnx.is_file()):
         raise SettingError("edge_onnx", str(edge_onnx), "a file, together with --split")
+    require_models(pull, model, drafter.draft_model)
     from paceline.server.launch import ServerSettings, run
     from paceline.split.wire import MAX_OPEN_BYTES
     from paceline.web.connections import ConnectionLimits

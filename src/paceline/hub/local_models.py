@@ -3,12 +3,12 @@
 home/models/NAME/        a catalogue model
     MANIFEST             written last: without it the model is incomplete
     partial/             of an unfinished pull
-home/hub/OWNER/NAME/     a hub repository, renamed from NAME.partial when it is complete
+home/hub/OWNER/NAME/          a hub repository of safetensors, renamed from NAME.partial when it is complete
+home/hub/OWNER/NAME:Q4_K_M/   a GGUF model of one; MANIFEST names the file to open
 """
 
 import hashlib
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,10 +18,13 @@ from typing import Final
 from paceline.atomic import read_json
 from paceline.errors import ModelError, PullError, UnknownModel
 from paceline.hub.catalog import CATALOGUE, CatalogueModel
+from paceline.hub.progress import bytes_under
+from paceline.hub.repository import UNFINISHED, HubName, preference, quantisation
 from paceline.paths import home
 
 MANIFEST: Final = "paceline.json"
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+PARTIAL: Final = "partial"  # folder of an unfinished pull, in that of a catalogue model
+SAFETENSORS: Final = "safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,11 @@ class Installed:
 
     name: str
     path: Path
-    size: int  # bytes
+    size: int  # bytes; of an unfinished pull from a hub those that have arrived
     licence: str
     pulled: bool
+    format: str  # the quantisation of a GGUF file, or "safetensors"
+    arrived: int  # bytes on the disk
 
 
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:
@@ -44,19 +49,66 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
         raise UnknownModel(f"model {name!r} has not been pulled yet: run `paceline pull {name}`")
     if path := local_model(name):
         return path
-    if is_hub_id(name) and (hub_folder(name) / MANIFEST).is_file():
-        return hub_folder(name)
+    if (hub := HubName.parse(name)) and (folder := pulled_folder(hub)):
+        return _opened(folder)
     raise unknown(name)
 
 
 def installed() -> list[Installed]:
-    """Every catalogue model, pulled or not, then every pulled hub repository."""
+    """Every catalogue model, pulled or not, then what was pulled from a hub, whole or not."""
     known = [
-        Installed(model.name, model_file(model), model.size, model.licence, is_pulled(model))
+        Installed(
+            model.name,
+            model_file(model),
+            model.size,
+            model.licence,
+            is_pulled(model),
+            quantisation(model.file),
+            bytes_under(model_folder(model)),
+        )
         for model in CATALOGUE.values()
     ]
-    manifests = sorted((home() / "hub").glob(f"*/*/{MANIFEST}"))
-    return known + [_installed_from_hub(path.parent) for path in manifests if is_hub_id(_hub_id(path.parent))]
+    return known + [_installed_from_hub(name, folder) for name, folder in _hub_models()]
+
+
+def _hub_models() -> list[tuple[HubName, Path]]:
+    """Of each model from a hub the name and the folder, which ends in UNFINISHED while files are missing."""
+    found = {}
+    for folder in sorted((home() / "hub").glob("*/*/")):
+        name = HubName.parse(f"{folder.parent.name}/{folder.name.removesuffix(UNFINISHED)}")
+        whole = not folder.name.endswith(UNFINISHED)
+        if name and (whole == (folder / MANIFEST).is_file()):
+            found[name] = folder
+    return list(found.items())
+
+
+def pulled_folder(name: HubName) -> Path | None:
+    """Of a hub model that is here; of several quantisations the preferred one, unless the name says."""
+    whole = {
+        found.variant: folder
+        for found, folder in _hub_models()
+        if found.repository == name.repository and not folder.name.endswith(UNFINISHED)
+    }
+    if not name.variant and "" in whole:
+        return whole[""]
+    wanted = name.variant.lower()
+    variants = [
+        variant
+        for variant, folder in whole.items()
+        if variant and (not wanted or wanted == variant.lower() or wanted in _file_names(folder))
+    ]
+    return whole[min(variants, key=preference)] if variants else None
+
+
+def _file_names(folder: Path) -> list[str]:
+    """Of a GGUF model and its parts, in small letters."""
+    return [str(file).lower() for file in read_json(folder / MANIFEST).get("files", ())]
+
+
+def _opened(folder: Path) -> Path:
+    """The GGUF file in a folder from a hub, or the folder itself."""
+    file = read_json(folder / MANIFEST).get("file")
+    return folder / str(file) if file else folder
 
 
 def local_model(name: str) -> Path | None:
@@ -78,10 +130,6 @@ def local_model(name: str) -> Path | None:
     raise UnknownModel(f"{name!r} is not a model: {hint}")
 
 
-def is_hub_id(name: str) -> bool:
-    return _HUB_ID.fullmatch(name) is not None and not name.endswith((".gguf", ".partial"))
-
-
 def model_folder(model: CatalogueModel) -> Path:
     return home() / "models" / model.name
 
@@ -90,8 +138,19 @@ def model_file(model: CatalogueModel) -> Path:
     return model_folder(model) / model.file
 
 
-def hub_folder(repository: str) -> Path:
-    return home() / "hub" / repository
+def hub_folder(name: HubName) -> Path:
+    """name: with the variant of a GGUF model."""
+    return home() / "hub" / str(name)
+
+
+def hub_partial(name: HubName) -> Path:
+    folder = hub_folder(name)
+    return folder.with_name(f"{folder.name}{UNFINISHED}")
+
+
+def hub_lock(name: HubName) -> Path:
+    folder = hub_folder(name)
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def is_pulled(model: CatalogueModel) -> bool:
@@ -104,21 +163,24 @@ def is_pulled(model: CatalogueModel) -> bool:
 def unknown(name: str) -> UnknownModel:
     near = get_close_matches(name, CATALOGUE, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    hub = f"run `paceline pull {name}` to get it from the model hub, or " if is_hub_id(name) else ""
+    hub = f"run `paceline pull {name}` to get it from the model hub, or " if HubName.parse(name) else ""
     return UnknownModel(
         f"no model, folder or file {name!r}: {hint}{hub}"
         f"use one of {', '.join(CATALOGUE)}, a folder with config.json or a .gguf file"
     )
 
 
-def _hub_id(folder: Path) -> str:
-    return f"{folder.parent.name}/{folder.name}"
-
-
-def _installed_from_hub(folder: Path) -> Installed:
-    manifest = read_json(folder / MANIFEST)
-    size, licence = manifest.get("size", 0), manifest.get("licence", "unknown")
-    return Installed(_hub_id(folder), folder, size, licence, pulled=True)
+def _installed_from_hub(name: HubName, folder: Path) -> Installed:
+    manifest, arrived = read_json(folder / MANIFEST), bytes_under(folder)
+    return Installed(
+        name=str(name),
+        path=_opened(folder),
+        size=manifest.get("size", arrived),
+        licence=manifest.get("licence", "unknown"),
+        pulled=not folder.name.endswith(UNFINISHED),
+        format=quantisation(name.variant) or name.variant or SAFETENSORS,
+        arrived=arrived,
+    )
 
 
 def sha256(path: Path) -> str:
@@ -132,5 +194,5 @@ def require_space(folder: Path, needed: int, name: str) -> None:
         raise PullError(
             f"pulling {name} needs {needed / 1e6:,.0f} MB under {folder}, "
             f"where {free / 1e6:,.0f} MB are free: "
-            "make room, or set PACELINE_HOME to a folder on a larger disk"
+            "make room (`paceline rm` removes models), or set PACELINE_HOME to a folder on a larger disk"
         )

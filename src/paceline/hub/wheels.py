@@ -20,7 +20,15 @@ from zipfile import ZipFile
 from paceline.atomic import locked, read_json, rename, sync, write_json
 from paceline.errors import CorruptModel, PullError
 from paceline.hub.catalog import CatalogueModel, Piece
-from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder, require_space, sha256
+from paceline.hub.local_models import (
+    MANIFEST,
+    PARTIAL,
+    is_pulled,
+    model_file,
+    model_folder,
+    require_space,
+    sha256,
+)
 from paceline.hub.progress import POLL_SECONDS, Progress, bytes_under
 
 BLOCK_BYTES: Final = 1 << 20
@@ -95,7 +103,7 @@ class Partial:
 
     def __init__(self, model: CatalogueModel) -> None:
         self.model = model
-        self.folder = model_folder(model) / "partial"
+        self.folder = model_folder(model) / PARTIAL
         self.file = self.folder / f"{model.file}.part"
         self._journal = self.folder / "journal.json"
         journal = read_json(self._journal)
@@ -226,7 +234,7 @@ def _require_whole(partial: Partial) -> None:
 def _declare_whole(model: CatalogueModel, progress: Progress) -> Path:
     if not is_pulled(model):
         write_json(model_folder(model) / MANIFEST, {"file": model.file, "sha256": model.sha256})
-    shutil.rmtree(model_folder(model) / "partial", ignore_errors=True)
+    shutil.rmtree(model_folder(model) / PARTIAL, ignore_errors=True)
     progress(model.size, model.size, f"{model.name} is ready")
     return model_file(model)
 

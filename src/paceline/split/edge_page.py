@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute, Route
 from paceline.server.app import App
 from paceline.server.page import assets
 from paceline.split.npm_packages import ONNXRUNTIME, WLLAMA, NpmPackage
+from paceline.target.weights.gguf import SPLIT
 from paceline.web.api_errors import ApiError, Handler, with_error_responses
 
 PATH: Final = "/edge"
@@ -138,9 +139,9 @@ class EdgePage:
 
 
 def browser_model(target: Path) -> Path | None:
-    """The model for drafts in the browser: the target itself, if it is a small GGUF file."""
-    fits = target.is_file() and target.suffix == ".gguf" and target.stat().st_size <= MAX_MODEL_BYTES
-    return target if fits else None
+    """The model for drafts in the browser: the target itself, if it is one small GGUF file."""
+    whole = target.is_file() and target.suffix == ".gguf" and not SPLIT.fullmatch(target.name)
+    return target if whole and target.stat().st_size <= MAX_MODEL_BYTES else None
 
 
 def mount_page(app: App, gguf: Path | None = None, onnx: Path | None = None) -> EdgePage:

@@ -32,6 +32,7 @@ MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above
 DRIFT_PASSES: Final = 512
 MAX_EXTRAPOLATION: Final = 2  # times the largest measured context: beyond it the table says nothing certain
 _VERSION: Final = 3
+_SUFFIX: Final = ", cost version "
 _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
 
@@ -137,13 +138,24 @@ def _updating() -> Iterator[dict[str, Any]]:
         write_json(_path(), tables)
 
 
+def forget(fingerprint: str) -> list[str]:
+    """Drops the tables of a model; gives the machine keys they were stored under."""
+    if not _path().exists():
+        return []
+    with _updating() as tables:
+        keys = [key for key in tables if key.startswith(f"{fingerprint[:32]}, ")]
+        for key in keys:
+            del tables[key]
+    return [key.rpartition(_SUFFIX)[0] for key in keys]
+
+
 def machine_key(target: ModelTarget) -> str:
     """Its weights, how it computes, and the machine: what the time of a pass depends on."""
     return f"{target.fingerprint[:32]}, {target.describe()}, {hardware.name()}"
 
 
 def _key(target: ModelTarget) -> str:
-    return f"{machine_key(target)}, cost version {_VERSION}"
+    return f"{machine_key(target)}{_SUFFIX}{_VERSION}"
 
 
 class CostMonitor:

@@ -1,12 +1,13 @@
-"""The choice of a backend for a model on this machine, and the reasons against one."""
+"""The choice of a backend for a model on this machine, the reasons against one, and the memory it takes."""
 
+import ctypes
 import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -20,15 +21,18 @@ from paceline.target.cuda.packing import GGUF
 from paceline.target.cuda.target import CudaTarget, make_launcher
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
-from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.eager.linear import can_pack
+from paceline.target.eager.target import TorchTarget, cache_dtype, placement
+from paceline.target.kv.cache import token_bytes
 from paceline.target.kv.disk_cache import cache_folder
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
 from paceline.target.native.packing import plan, unsupported_reason
-from paceline.target.native.target import NativeTarget
+from paceline.target.native.target import NativeTarget, cache_token_bytes
 from paceline.target.weights.checkpoint import Checkpoint
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import canonical_tensors, kept_matrices, load, open_checkpoint
-from paceline.target.weights.tensors import fingerprint
+from paceline.target.weights.tensors import TensorEntry, fingerprint
 
 MAX_COPY_SHARE: Final = 0.75  # a copy that reads more bytes in a pass saves too little
 MIN_CACHE_MB: Final = 64  # of a copy
@@ -80,15 +84,12 @@ def _load_target(path: Path, config: EngineConfig) -> ModelTarget:
 
 def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: WeightType) -> ModelTarget:
     """The CUDA kernels where they know the GPU and the model, torch where they do not."""
-    choice = os.environ.get(GPU_SETTING, "auto")
-    if choice not in GPU_CHOICES:
-        raise SettingError(GPU_SETTING, choice, f"one of {', '.join(GPU_CHOICES)}")
+    choice = _gpu_choice()
     if choice == "torch":
         return _torch_on_gpu(path, config, f"{GPU_SETTING}=torch")
     try:
         checkpoint = open_checkpoint(path)
-        against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors, kind)
-        if against:
+        if against := _unsupported_on_gpu(checkpoint, device, kind):
             raise NotCompiled(against)
         weights = _planned(path, checkpoint, kind)
         _require_room(path, plan_memory(weights, config), device)
@@ -108,6 +109,17 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: Weight
             f"{path.name} and a cache of {config.cache_mb} MB do not fit into the GPU's memory: "
             "give a smaller cache_mb or another device"
         ) from None
+
+
+def _gpu_choice() -> str:
+    choice = os.environ.get(GPU_SETTING, "auto")
+    if choice not in GPU_CHOICES:
+        raise SettingError(GPU_SETTING, choice, f"one of {', '.join(GPU_CHOICES)}")
+    return choice
+
+
+def _unsupported_on_gpu(checkpoint: Checkpoint, device: torch.device, kind: WeightType) -> str | None:
+    return unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors, kind)
 
 
 def _planned(path: Path, checkpoint: Checkpoint, kind: WeightType) -> CudaWeights:
@@ -186,8 +198,7 @@ def unsupported_copy_reason(path: Path, config: EngineConfig, target_bytes: int 
         native = config.dtype not in FLOAT_DTYPES and not unsupported_reason(
             checkpoint.shape, tensors, quantise=config.dtype == "int8"
         )
-        dense = sum(entry.elements for entry in tensors.values()) * dtype.itemsize
-        target_bytes = plan(tensors).nbytes if native else dense
+        target_bytes = plan(tensors).nbytes if native else _dense_bytes(tensors, dtype)
     mb, max_mb = plan(tensors, four_bits=True).nbytes / 1e6, MAX_COPY_SHARE * target_bytes / 1e6
     if mb <= max_mb:
         return None
@@ -202,19 +213,11 @@ def _no_copy(path: Path, reason: str) -> DrafterMismatch:
 
 def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> NativeTarget:
     """four_bits: weights that take more are rounded to 4 bits."""
-    where, why = native_path()
-    if where is None:
-        raise _Unsupported(why)
     checkpoint = open_checkpoint(path)
     tensors = dict(canonical_tensors(checkpoint))
-    against = unsupported_reason(checkpoint.shape, tensors, quantise=four_bits or config.dtype == "int8")
-    if against:
-        raise _Unsupported(against)
+    where, lib = _native_library(checkpoint.shape, tensors, four_bits or config.dtype == "int8")
     weights_id = fingerprint(checkpoint.identity, tensors.items())
-    try:
-        weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=four_bits)
-    except NotCompiled as error:
-        raise _Unsupported(str(error)) from error
+    weights = load_packed(checkpoint, tensors, weights_id, lib, four_bits=four_bits)
     target = NativeTarget(checkpoint.shape, weights, weights_id, where, config)
     if config.cache_disk_mb:
         folder = cache_folder(config.cache_dir)
@@ -223,6 +226,73 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
         except OSError as error:
             log.warning("the KV cache is not kept on the disk: %s: %s", folder, error.strerror or error)
     return target
+
+
+def _native_library(
+    shape: ModelConfig, tensors: Mapping[str, TensorEntry], quantise: bool
+) -> tuple[str, ctypes.CDLL]:
+    """The path and its library, for a model that can run on it. quantise: float weights may be rounded."""
+    where, why = native_path()
+    if where is None:
+        raise _Unsupported(why)
+    if against := unsupported_reason(shape, tensors, quantise):
+        raise _Unsupported(against)
+    try:
+        return where, library.load(where)
+    except NotCompiled as error:
+        raise _Unsupported(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How a model would run here, known before its weights are read."""
+
+    engine: Literal["native", "cuda", "torch"]
+    reason: str  # for it, or against a faster one
+    weights: int  # bytes
+    cache: int  # bytes, as set
+    other: int  # bytes of buffers
+    token: int  # bytes of one token in the cache
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.other
+
+
+def plan_load(path: Path, config: EngineConfig) -> LoadPlan:
+    """Decides as `load_target` does."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except OSError as error:
+        raise ModelError.unreadable(path, error) from error
+    shape, tensors, cache = checkpoint.shape, dict(canonical_tensors(checkpoint)), config.cache_mb << 20
+    device, dtype = placement(config)
+    against = f"dtype={config.dtype}"
+    if device.type == "cuda" and (kind := GPU_WEIGHTS.get(config.dtype)):
+        chosen = f"{GPU_SETTING}=torch" if _gpu_choice() == "torch" else None
+        against = chosen or _unsupported_on_gpu(checkpoint, device, kind) or ""
+        if not against:
+            memory = plan_memory(_planned(path, checkpoint, kind), config)
+            token, other = token_bytes(shape, torch.bfloat16.itemsize), memory.buffers + memory.graphs
+            reason = "the CUDA kernels know this GPU and this model"
+            return LoadPlan("cuda", reason, memory.weights, memory.cache, other, token)
+    elif device.type == "cpu" and config.dtype not in FLOAT_DTYPES:
+        try:
+            where, _ = _native_library(shape, tensors, quantise=config.dtype == "int8")
+        except _Unsupported as reason:
+            against = str(reason)
+        else:
+            token = cache_token_bytes(shape)
+            return LoadPlan("native", f"{where}: {native_path()[1]}", plan(tensors).nbytes, cache, 0, token)
+    token = token_bytes(shape, cache_dtype(device, dtype).itemsize)
+    weights = _dense_bytes(tensors, dtype)
+    if device.type == "cpu" and checkpoint.tied and can_pack(torch.empty(0, dtype=dtype)):
+        weights += tensors["embed"].elements * dtype.itemsize  # a packed head beside the embedding
+    return LoadPlan("torch", against, weights, cache, 0, token)
+
+
+def _dense_bytes(tensors: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
+    return sum(entry.elements for entry in tensors.values()) * dtype.itemsize
 
 
 def native_path() -> tuple[str | None, str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from paceline.errors import CorruptModel, ModelError, UnknownArchitecture
+from paceline.errors import CorruptModel, ModelError, UnknownArchitecture, UnknownModel
 from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
@@ -131,13 +131,44 @@ def test_a_head_of_its_own_is_loaded(tmp_path: Path) -> None:
         ({"attention.key_length": 32}, "value_length"),
         ({"rope.scaling.type": "dynamic"}, "dynamic"),
         ({"rope.dimension_count": 32}, "dimension_count"),
-        ({"split.count": 3}, "split"),
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf", "qwen3", settings=settings)
     with pytest.raises(UnknownArchitecture, match=message):
         load(path)
+
+
+@pytest.mark.parametrize("part_tensors", [1, 7])
+def test_a_split_model_is_the_model_it_was_split_from(tmp_path: Path, part_tensors: int) -> None:
+    whole = load(tiny_gguf.write(tmp_path / "m.gguf", "llama", kind="Q8_0"))
+    first = tiny_gguf.write(tmp_path / "s.gguf", "llama", kind="Q8_0", part_tensors=part_tensors)
+    assert len(list(tmp_path.glob("s-*.gguf"))) == -(-len(tiny_gguf.tensors("llama")) // part_tensors)
+    split = load(first)
+    assert split.shape == whole.shape
+    assert split.tensors.keys() == whole.tensors.keys()
+    assert all(torch.equal(split.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_the_faults_of_a_split_model_are_named(tmp_path: Path) -> None:
+    first = tiny_gguf.write(tmp_path / "m.gguf", "llama", part_tensors=10)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    with pytest.raises(ModelError, match=r"is a part of a model: give the first, m-00001-of-00002\.gguf"):
+        load(second)
+    renamed = first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelError, match=r"one of 2 parts .*name it renamed-00001-of-00002\.gguf"):
+        load(renamed)
+    renamed.rename(first)
+    content = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CorruptModel, match="as another part has"):
+        load(first)
+    second.write_bytes(content[:-100])
+    with pytest.raises(CorruptModel, match=r"m-00002-of-00002\.gguf is truncated"):
+        load(first)
+    second.unlink()
+    with pytest.raises(UnknownModel, match=r"there is no m-00002-of-00002\.gguf"):
+        load(first)
 
 
 def test_unknown_architecture_names_it_and_the_known(tmp_path: Path) -> None:

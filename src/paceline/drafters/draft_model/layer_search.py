@@ -170,6 +170,15 @@ def find_layers(
     return best
 
 
+def forget(fingerprint: str) -> None:
+    """Drops the result for a model."""
+    from paceline.atomic import read_json, write_json
+
+    known = read_json(_results())
+    if known.pop(fingerprint, None) is not None:
+        write_json(_results(), known)
+
+
 def layers_for(
     target: LayerSkipTarget, fingerprint: str, texts: Callable[[], Sequence[Sequence[int]]]
 ) -> tuple[int, ...]:

@@ -173,9 +173,13 @@ def _branches(draft: Draft) -> bool:
     return len(draft.paths()) > 1
 
 
+def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The CPU reads float32 at once, whatever the weights are in. dtype: of the weights."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
 def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchKVMemory]:
-    # The CPU reads float32 at once, whatever the weights are in.
-    dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
+    dtype = cache_dtype(decoder.device, decoder.dtype)
     blocks = blocks_in(cache_mb, shape, dtype.itemsize)
     try:
         rows = TorchKVMemory(

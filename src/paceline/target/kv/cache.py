@@ -26,9 +26,14 @@ READ_AHEAD: Final = 64  # pages that the system then fetches while earlier ones 
 _MB: Final = 2**20
 
 
+def token_bytes(shape: ModelConfig, itemsize: int, scale_bytes: int = 0) -> int:
+    """Of the keys and values of one token. scale_bytes: of each key and each value."""
+    return 2 * shape.layers * shape.kv_heads * (shape.head_dim * itemsize + scale_bytes)
+
+
 def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int, scale_bytes: int = 0) -> int:
     """The blocks of keys and values that fit into cache_mb. scale_bytes: of each key and each value."""
-    block_bytes = 2 * shape.layers * shape.kv_heads * BLOCK * (shape.head_dim * itemsize + scale_bytes)
+    block_bytes = BLOCK * token_bytes(shape, itemsize, scale_bytes)
     blocks = cache_mb * _MB // block_bytes
     if not blocks:
         raise SettingError("cache_mb", cache_mb, f"{-(-block_bytes // _MB)} or more for this model")

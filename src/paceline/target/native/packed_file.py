@@ -48,7 +48,7 @@ def load_packed(
 ) -> PackedWeights:
     """From a file that fits and is whole, else packed now. four_bits: see `plan`."""
     layout = plan(tensors, four_bits)
-    path = home() / "packed" / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
+    path = _folder() / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
     key = _key(layout, fingerprint, {entry.file for entry in tensors.values()})
     packed = _read(path, key, layout.nbytes, lib)
     if packed is None:
@@ -60,6 +60,15 @@ def load_packed(
             if packed is None:
                 packed = _pack(path, key, layout, checkpoint, tensors, lib)
     return PackedWeights(layout, *packed)
+
+
+def packed_files(fingerprint: str) -> list[Path]:
+    """All that was stored for a model, notes and locks included."""
+    return sorted(_folder().glob(f"{fingerprint[:32]}*"))
+
+
+def _folder() -> Path:
+    return home() / "packed"
 
 
 def _log_wait() -> None:

@@ -27,7 +27,7 @@ from paceline.heads.head_checkpoint import StoredHead
 from paceline.target import hardware
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.eager.rope import amplitudes, frequencies
-from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
+from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in, token_bytes
 from paceline.target.kv.disk_cache import DiskCache
 from paceline.target.kv.page_file import CHECKSUM, PageFile, PageFormat, PageStatus
 from paceline.target.native import library
@@ -55,6 +55,10 @@ log = logging.getLogger("paceline")
 @dataclass(frozen=True, slots=True)
 class _FeedRecord(FeedRecord):
     slots: list[int]  # of each node of the draft
+
+
+def cache_token_bytes(shape: ModelConfig) -> int:
+    return token_bytes(shape, _CODE.itemsize, _SCALE.itemsize)
 
 
 class NativeTarget(PagedTarget[_FeedRecord]):

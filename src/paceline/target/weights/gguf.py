@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint."""
+"""A GGUF file, or the files it was split into, as a checkpoint."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from paceline.errors import CorruptModel
+from paceline.errors import CorruptModel, ModelError
 from paceline.gguf_header import GgufHeader, read_header
 from paceline.target.weights.checkpoint import (
     EXPERT_STACKS,
@@ -33,6 +33,7 @@ SHORT_DIVISORS: Final = "rope_factors_short.weight"
 UNLAYERED: Final = (ROPE_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS)  # no weights of a layer
 GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 
+SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.ASCII | re.IGNORECASE)
 OUTER: Final = {EMBED: "embed", "output_norm.weight": "norm", "output.weight": "head"}
 LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 PARTS: Final = {
@@ -63,13 +64,16 @@ PHI3_PARTS: Final = PARTS | {"attn_qkv.weight": "qkv", "ffn_up.weight": "gate_up
 
 def open_gguf(path: Path) -> Checkpoint:
     header = read_header(path, long_arrays=False)
+    parts = [(file, read_header(file, long_arrays=False)) for file in _other_parts(path, header)]
     family = require_family(path.name, header.metadata.get("general.architecture"), FAMILIES)
-    if Fields(path.name, header.metadata).integer("split.count", 1) > 1:
-        raise unsupported(path.name, "the other files it was split into")
     entries = _entries(path, header)
+    for file, part in parts:
+        if again := entries.keys() & part.tensors.keys():
+            raise CorruptModel(f"{file.name} has {min(again)}, as another part has; pull the model again")
+        entries |= _entries(file, part)
     shape = _shape(path, family, Fields(path.name, header.metadata, f"{family}."), entries)
-    parts = PHI3_PARTS if family == "phi3" else EXPERT_PARTS if shape.experts else PARTS
-    named = {name: _canonical(name, parts) for name in entries if name not in UNLAYERED}
+    names = PHI3_PARTS if family == "phi3" else EXPERT_PARTS if shape.experts else PARTS
+    named = {name: _canonical(name, names) for name in entries if name not in UNLAYERED}
     tensors = {canonical: entries[name] for name, canonical in named.items() if canonical}
     return Checkpoint(
         source=path.name,
@@ -81,6 +85,21 @@ def open_gguf(path: Path) -> Checkpoint:
         norm_shift=0.0,  # the converter has added gemma's 1 already
         identity=header.raw,
     )
+
+
+def _other_parts(path: Path, header: GgufHeader) -> list[Path]:
+    """The files after the first of a model that llama.cpp's gguf-split split; only the first has metadata."""
+    count = Fields(path.name, header.metadata).integer("split.count", 1, maximum=99_999)
+    if count == 1:
+        return []
+    named = SPLIT.fullmatch(path.name)
+    if named is None or int(named["count"]) != count:
+        expected = f"{path.stem}-00001-of-{count:05}.gguf"
+        raise ModelError(f"{path.name} is one of {count} parts of a model: name it {expected}, and so on")
+    files = [path.with_name(f"{named['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    if files[0].name != path.name:
+        raise ModelError(f"{path.name} is a part of a model: give the first, {files[0].name}")
+    return files[1:]
 
 
 def _entries(path: Path, header: GgufHeader) -> dict[str, TensorEntry]:
