@@ -325,7 +325,7 @@ def native_target(
         patch.setenv(library.SETTING, path.removesuffix("vnni"))
         patch.setattr(library, "best_path", lambda _: path)  # a processor may have a better one
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
-        patch.setattr("paceline.target.hardware.cores", lambda: threads)  # a setting may not exceed them
+        patch.setattr("paceline.limits.cores", lambda: threads)  # a setting may not exceed them
         config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb)
         with every_core():
             target = load_target(model, config)

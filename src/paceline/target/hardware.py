@@ -1,4 +1,4 @@
-"""CPU features, probed in a child process where /proc/cpuinfo lies (AMX), and free memory.
+"""CPU features, probed in a child process where /proc/cpuinfo lies (AMX).
 
 Some machines list AMX among their features, yet its instructions are illegal, and a bfloat16 product that
 chooses them kills the process. A child process tries one; if it dies, oneDNN is capped to an ISA without AMX.
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from paceline import limits
 from paceline.atomic import read_json, write_json
 from paceline.paths import home
 
@@ -24,10 +25,18 @@ Amx = Literal["absent", "works", "illegal"]
 
 ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not when torch is imported
 WITHOUT_AMX: Final = "AVX10_1_512"
-FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm")
 _PATIENCE: Final = 120  # seconds
-_PROC: Final = Path("/proc")
-_GROUPS: Final = Path("/sys/fs/cgroup")
+_ARM: Final = ("aarch64", "arm64")
+# Features of ARM by Linux's names: the entry of getauxval(3) and its bit (asm/hwcap.h), and macOS's sysctl(3).
+_AT_HWCAP: Final = 16
+_AT_HWCAP2: Final = 26
+_HWCAPS: Final = {"asimd": (_AT_HWCAP, 1), "asimddp": (_AT_HWCAP, 20), "i8mm": (_AT_HWCAP2, 13)}
+_SYSCTLS: Final = {
+    "asimd": "hw.optional.AdvSIMD",
+    "asimddp": "hw.optional.arm.FEAT_DotProd",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+}
 _M_ARENA_MAX: Final = -8  # of mallopt(3)
 _TRIAL: Final = """
 import torch
@@ -45,14 +54,23 @@ def prepare(dtype: torch.dtype) -> None:
         os.environ[ISA_SETTING] = WITHOUT_AMX
 
 
+def set_torch_threads(threads: int) -> None:
+    """0: as many as torch takes by itself, which heeds CPU affinity, or fewer where a CPU quota is less."""
+    if threads:
+        torch.set_num_threads(threads)
+    elif limits.cpu_quota() is not None:
+        torch.set_num_threads(min(torch.get_num_threads(), limits.cores()))
+
+
 def describe() -> dict[str, Any]:
     return {
         "cpu": name(),
         "cpu features": ", ".join(_listed(FLAGS)) or "none of interest",
         "amx": amx(),
         "max cpu isa": os.environ.get(ISA_SETTING) or "none",
-        "cores": cores(),
-        "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
+        "cores": limits.cores(),
+        "memory": f"{(limits.total_memory() or 0) / 2**30:.1f} GiB",
+        "limits": limits.describe(),
         "torch threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
@@ -105,22 +123,41 @@ def limit_heap_arenas() -> None:
 
 
 def name() -> str:
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    known = _cpuinfo()
+    if "CPU part" in known:  # of ARM, which gives no name
+        return f"ARM, implementer {known.get('CPU implementer')}, part {known['CPU part']}"
+    return known.get("model name") or platform.processor() or platform.machine()
 
 
 def has(flags: Sequence[str]) -> bool:
-    """True if the system lists all of these features, by the names of /proc/cpuinfo."""
+    """True if the system lists all of these features, by the names of Linux's /proc/cpuinfo."""
     return _listed(tuple(flags)) == list(flags)
 
 
 def _listed(flags: tuple[str, ...]) -> list[str]:
-    have = _cpuinfo().get("flags", "").split()
+    have = _arm_features() if platform.machine() in _ARM else _cpuinfo().get("flags", "").split()
     return [flag for flag in flags if flag in have]
+
+
+def _arm_features() -> list[str]:
+    if platform.system() == "Darwin":
+        return [feature for feature, entry in _SYSCTLS.items() if _sysctl(entry)]
+    return [feature for feature, (entry, bit) in _HWCAPS.items() if _auxiliary_value(entry) >> bit & 1]
+
+
+def _auxiliary_value(entry: int) -> int:
+    """What the kernel told the process when it began; unlike /proc/cpuinfo it holds under an emulator too."""
+    function = ctypes.CDLL(None).getauxval
+    function.argtypes, function.restype = (ctypes.c_ulong,), ctypes.c_ulong
+    return int(function(entry))
+
+
+def _sysctl(entry: str) -> int:
+    """A number of macOS's; 0 where it does not know the entry."""
+    value = ctypes.c_int64(0)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(entry.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return 0 if failed else value.value
 
 
 @cache
@@ -132,51 +169,3 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
-
-
-def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Bytes free on the machine and in every control group above the process; None where neither is known."""
-    limits = [_machine_memory(proc), *_group_memory(proc, groups)]
-    return min((max(0, free) for free in limits if free is not None), default=None)
-
-
-def _machine_memory(proc: Path) -> int | None:
-    kib = _table(proc / "meminfo").get("MemAvailable:")
-    return None if kib is None else kib * 1024
-
-
-def _group_memory(proc: Path, groups: Path) -> list[int | None]:
-    """Free in the process's control group (cgroup v2) and in each one above it: every limit holds."""
-    lines = _text(proc / "self" / "cgroup").splitlines()
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if own is None:
-        return []
-    folder = groups / own
-    return [_free_in_group(one) for one in (folder, *folder.parents) if one.is_relative_to(groups)]
-
-
-def _free_in_group(folder: Path) -> int | None:
-    """The page cache counts as used, though the kernel drops it when memory is needed."""
-    limit, used = (_text(folder / f"memory.{name}").strip() for name in ("max", "current"))
-    if not limit.isdecimal() or not used.isdecimal():  # "max": no limit
-        return None
-    return int(limit) - int(used) + _table(folder / "memory.stat").get("inactive_file", 0)
-
-
-def _table(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in _text(path).splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError:
-        return ""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.target.hardware import available_memory
+from paceline.limits import available_memory
 
 KB, MB = 1 << 10, 1 << 20
 
