@@ -53,9 +53,8 @@ def total_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
 
 def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     """Bytes free on the machine and in every control group above the process; None where neither is known."""
-    kib = _table(proc / "meminfo").get("MemAvailable:")
-    frees = [group.free for group in _group_memory(proc, groups)] + [kib * 1024] * (kib is not None)
-    return min((max(0, free) for free in frees), default=None)
+    frees = [_meminfo(proc, "MemAvailable:"), *(group.free for group in _group_memory(proc, groups))]
+    return min((max(0, free) for free in frees if free is not None), default=None)
 
 
 def describe(proc: Path = PROC, groups: Path = GROUPS) -> str:
@@ -109,15 +108,16 @@ def _quota(quota: str, period: str) -> float | None:
 
 
 def _machine_memory(proc: Path) -> int | None:
-    kib = _table(proc / "meminfo").get("MemTotal:")
-    if kib is not None:
-        return kib * 1024
-    if proc != PROC:
-        return None
-    try:  # not Linux
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return _meminfo(proc, "MemTotal:") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def _meminfo(proc: Path, entry: str) -> int | None:
+    """In bytes; None where the system is not Linux."""
+    kib = _table(proc / "meminfo").get(entry)
+    return None if kib is None else kib * 1024
 
 
 def _group_memory(proc: Path, groups: Path) -> list[_Memory]:

@@ -1,7 +1,7 @@
 """The native library of another architecture, run by qemu-user on calls that were recorded here.
 
-A `Script` holds memory and calls; what this machine's library answered is what an emulated one must answer, bit
-for bit. replay.cpp carries it out. Structures have the same layout on all 64-bit systems.
+A `Script` holds memory and calls; what this machine's library answered is what an emulated one must answer,
+bit for bit. replay.cpp carries it out. Structures have the same layout on all 64-bit systems.
 """
 
 import ctypes as c
@@ -71,7 +71,7 @@ class Script:
         self._add("p", owner.number, offset, to.number, 0)
 
     def attach(self, owner: Memory, offset: int, address: int | None, nbytes: int) -> Memory | None:
-        """A copy of memory of this process, to which a structure points; none of a null pointer or of nothing."""
+        """A copy of memory of this process, to which a structure points; none where that is nothing."""
         if not address or not nbytes:
             return None
         copy = self.memory(c.string_at(address, nbytes))

@@ -50,7 +50,9 @@ from support import tiny_gguf
 from support.models import VOCAB, random_weights
 from support.tiny_gguf import Sizes
 
-PATHS = tuple(library.NEEDS)
+# Of this architecture; test_arm.py runs the others emulated.
+OTHERS = library.CHOICES["avx512"] + library.CHOICES["avx2"] if hardware.on_arm() else library.CHOICES["neon"]
+PATHS = tuple(path for path in library.NEEDS if path not in OTHERS)
 FROM_FLOATS = ("F32", TO_FOUR_BITS)
 KINDS = tuple(kind for kind in library.ENCODINGS if kind not in FROM_FLOATS)
 GUARD = 0xA5  # what must be left around a packed matrix
@@ -322,7 +324,9 @@ def native_target(
     path = path or wanted_path()
     built(path)  # before the folder changes, so that it is not built anew in each
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(library.SETTING, path.removesuffix("vnni"))
+        patch.setenv(
+            library.SETTING, next(c for c in list(library.CHOICES)[1:] if path in library.CHOICES[c])
+        )
         patch.setattr(library, "best_path", lambda _: path)  # a processor may have a better one
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
         patch.setattr("paceline.limits.cores", lambda: threads)  # a setting may not exceed them

@@ -27,8 +27,7 @@ ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not
 WITHOUT_AMX: Final = "AVX10_1_512"
 FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm")
 _PATIENCE: Final = 120  # seconds
-_ARM: Final = ("aarch64", "arm64")
-# Features of ARM by Linux's names: the entry of getauxval(3) and its bit (asm/hwcap.h), and macOS's sysctl(3).
+# Features of ARM by Linux's names: entry of getauxval(3) and bit (asm/hwcap.h), and macOS's sysctl(3).
 _AT_HWCAP: Final = 16
 _AT_HWCAP2: Final = 26
 _HWCAPS: Final = {"asimd": (_AT_HWCAP, 1), "asimddp": (_AT_HWCAP, 20), "i8mm": (_AT_HWCAP2, 13)}
@@ -135,8 +134,12 @@ def has(flags: Sequence[str]) -> bool:
 
 
 def _listed(flags: tuple[str, ...]) -> list[str]:
-    have = _arm_features() if platform.machine() in _ARM else _cpuinfo().get("flags", "").split()
+    have = _arm_features() if on_arm() else _cpuinfo().get("flags", "").split()
     return [flag for flag in flags if flag in have]
+
+
+def on_arm() -> bool:
+    return platform.machine() in ("aarch64", "arm64")  # by the names of Linux and macOS
 
 
 def _arm_features() -> list[str]:

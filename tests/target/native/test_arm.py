@@ -109,7 +109,7 @@ def blocks_of(kind: str, code: int) -> Bytes:
 
 @pytest.fixture(scope="module")
 def products() -> Script:
-    """Every encoding with 1 to 9 rows, any finite scale, codes at the ends of their range, and rounded floats."""
+    """Every encoding: 1 to 9 rows, any finite scale, codes at the ends of their range; rounded floats."""
     script, random = Script(), np.random.default_rng(0)
     for kind in KINDS:
         for count in range(1, 10):
@@ -132,7 +132,7 @@ def test_products(products: Script, path: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> list[Script]:
-    """Passes of every kind: prompts, chains, trees, two sequences; every encoding, bias and norm somewhere."""
+    """Passes of every kind: prompts, chains, trees, two sequences; every encoding and setting somewhere."""
     folder, scripts = tmp_path_factory.mktemp("stories"), []
     models = [
         tiny_model(folder / "mixed.gguf", "qwen3", tied=False),

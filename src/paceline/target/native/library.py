@@ -13,8 +13,8 @@ from paceline.target import hardware
 
 FOLDER: Final = Path(__file__).parent / "csrc"
 SETTING: Final = "PACELINE_CPU"
-# A path, the features a processor must have for it, by Linux's names, and the compiler's words for them; the best
-# one of an architecture first.
+# A path, the features a processor must have for it, by Linux's names, and the compiler's flags. Of each
+# architecture the best path comes first.
 AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 NEON: Final = ("-DPACELINE_NEON", "-fno-schedule-insns")  # GCC would move loads up until registers run out
