@@ -5,6 +5,7 @@ bit for bit. replay.cpp carries it out. Structures have the same layout on all 6
 """
 
 import ctypes as c
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -99,13 +100,13 @@ def _argument(value: int | Memory | Result) -> tuple[int, int, int]:
     return (1, value.number, 0) if isinstance(value, Memory) else (0, value, 0)
 
 
-def check(script: Script, path: str, folder: Path) -> None:
-    """Every answer of the emulated library is the one that was recorded."""
+def check(script: Script, path: str, folder: Path, file: Path | None = None) -> None:
+    """Every answer of the emulated library is the one that was recorded. file: of another library."""
     assert script.answers
     given, out = folder / f"{path}.script", folder / f"{path}.out"
     given.write_bytes(b"".join(script.steps))
     emulator = [EMULATOR, "-cpu", PROCESSORS[path], "-L", SYSTEM]
-    command = [*emulator, *map(str, (_replay(), arm_library(path), given, out))]
+    command = [*emulator, *map(str, (_replay(), file or arm_library(path), given, out))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{path}: {done.stderr}"
     found, at = out.read_bytes(), 0
@@ -115,19 +116,27 @@ def check(script: Script, path: str, folder: Path) -> None:
     assert at == len(found)
 
 
-@cache
-def arm_library(path: str) -> Path:
+@contextmanager
+def cross_compiler() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", COMPILER)
+        yield
+
+
+@cache
+def arm_library(path: str) -> Path:
+    with cross_compiler():
         return library.build(path)
 
 
 @cache
 def _replay() -> Path:
+    """The program, made under a name of this process's own: others may be at it too."""
     program = arm_library("portable").with_name("replay")
+    made = program.with_name(f"{program.name}-{os.getpid()}")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([COMPILER, *flags, str(SUPPORT / "replay.cpp"), "-ldl", "-o", str(program)], check=True)
-    return program
+    subprocess.run([COMPILER, *flags, str(SUPPORT / "replay.cpp"), "-ldl", "-o", str(made)], check=True)
+    return made.replace(program)
 
 
 # ---- what structures point at
@@ -186,7 +195,7 @@ class _Replaced:
 
 @contextmanager
 def recorded_passes(target: NativeTarget, threads: int) -> Iterator[Script]:
-    """All passes meanwhile, with their logits, hidden states, and the whole cache after each.
+    """All passes meanwhile, with their logits, hidden states, and a checksum of the cache after each.
 
     threads: how many the emulated library uses.
     """
@@ -210,7 +219,9 @@ def recorded_passes(target: NativeTarget, threads: int) -> Iterator[Script]:
                 script.expect(f"{name} of {run.rows} rows", copies[name], answer)
         for name, memory in cached.items():
             known[name] = getattr(kv, name).tobytes()
-            script.expect(f"{name} after {run.rows} rows", memory, known[name])
+            digest = np.uint64(lib.paceline_xxh64(getattr(kv, name).ctypes.data, len(known[name]), 0))
+            found = script.call("paceline_xxh64", memory, len(known[name]), 0)
+            script.expect(f"{name} after {run.rows} rows", found.memory, digest.tobytes())
         return failed
 
     target._lib = _Replaced(lib, paceline_forward=forward)  # type: ignore[assignment]

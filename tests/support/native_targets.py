@@ -319,6 +319,7 @@ def native_target(
     cache_mb: int = 16,
     dtype: str = "auto",
     home: Path | None = None,
+    max_batch: int = EngineConfig.max_batch,
 ) -> NativeTarget:
     """On one path, or on the wanted one. home: where packed weights go, if not beside the model."""
     path = path or wanted_path()
@@ -330,7 +331,7 @@ def native_target(
         patch.setattr(library, "best_path", lambda _: path)  # a processor may have a better one
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
         patch.setattr("paceline.limits.cores", lambda: threads)  # a setting may not exceed them
-        config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb)
+        config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb, max_batch=max_batch)
         with every_core():
             target = load_target(model, config)
     assert isinstance(target, NativeTarget)

@@ -23,8 +23,8 @@
 namespace {
 
 using Number = int64_t;
-// Arguments are whole numbers and addresses, which all lie in registers of one kind.
-using Function = Number (*)(Number, Number, Number, Number, Number, Number, Number, Number);
+// Arguments are whole numbers and addresses, which all lie in registers of one kind, and beyond eight on the stack.
+using Function = Number (*)(Number, Number, Number, Number, Number, Number, Number, Number, Number);
 enum Kind : Number { kNumber, kAddress, kStored };
 
 [[noreturn]] void fail(const std::string& why) {
@@ -77,7 +77,7 @@ int main(int, char** arguments) {
             char* result = memory.at((size_t)script.number());
             std::string name((size_t)script.number(), ' ');
             if (!script.read(name.data(), name.size())) fail("the script ends too early");
-            Number given[8] = {};
+            Number given[9] = {};
             const Number count = script.number();
             for (Number i = 0; i < count; ++i) {
                 const Number kind = script.number(), value = script.number(), offset = script.number();
@@ -89,8 +89,8 @@ int main(int, char** arguments) {
             void* found = dlsym(library, name.c_str());
             if (!found) fail("no function " + name);
             std::memcpy(&function, &found, sizeof found);
-            const Number answer =
-                function(given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7]);
+            const Number answer = function(given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7],
+                                           given[8]);
             std::memcpy(result, &answer, sizeof answer);
         } else if (step == 'o') {
             const char* from = place();

@@ -1,4 +1,7 @@
-"""The NEON paths and the plain one on ARM, emulated, against this machine's library: the same bits."""
+"""C++ compiled for ARM, emulated, against this machine's libraries: the same bits, the same tokens.
+
+Every NEON path and the plain one: products, passes and block heads. Sampling, which has one path.
+"""
 
 import ctypes as c
 from pathlib import Path
@@ -6,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline import native_build
+from paceline.config import SamplingParams
 from paceline.heads.runner import ChainStart
+from paceline.native_build import Unit, load
+from paceline.sampling import CHOICE, noise_key
+from paceline.sampling.distribution import History
+from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, Settings, bind
 from paceline.target.native import library
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.target.weights.dequant import ENCODINGS
@@ -15,7 +24,9 @@ from support.emulated import (
     PROCESSORS,
     Memory,
     Script,
+    attach_fields,
     check,
+    cross_compiler,
     recorded_blocks,
     recorded_passes,
     require_emulator,
@@ -43,7 +54,7 @@ pytestmark = pytest.mark.slow
 
 ARM = tuple(PROCESSORS)
 FAMILIES = {
-    "gemma3_text": {"sliding_window": 100},  # two frequencies, norms behind the products
+    "gemma3_text": {"sliding_window": 30},  # two frequencies, norms behind the products
     "gemma2": {"sliding_window": 20},  # soft-capping
     "qwen3_moe": {},  # a dense layer among those with experts
 }
@@ -144,9 +155,9 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> list[Script]:
         models.append(folder / family)
     for model in models:
         dtype = "int8" if model.is_dir() else "auto"
-        target = native_target(model, cache_mb=1, dtype=dtype, home=folder / "home")
+        target = native_target(model, cache_mb=1, dtype=dtype, home=folder / "home", max_batch=2)
         with recorded_passes(target, threads=2) as script:
-            story(target, 270 if model.stem == "mixed" else 130)
+            story(target, 270 if model.stem == "mixed" else 50)
         scripts.append(script)
     return scripts
 
@@ -174,3 +185,44 @@ def blocks() -> list[Script]:
 def test_block_heads(blocks: list[Script], path: str, tmp_path: Path) -> None:
     for script in blocks:
         check(script, path, tmp_path)
+
+
+def recorded_choices(script: Script, params: SamplingParams, random: np.random.Generator) -> None:
+    """Tokens of rows of several sizes, with and without a mask, and after a text where that matters."""
+    function = bind(load("sampling", [Unit(SOURCE)], HEADERS))
+
+    def choose(row: int, size: int, settings: int, mask: int | None, text: int | None, *numbers: int) -> int:
+        given = Settings.from_address(settings)
+        memory = script.memory(bytes(given))
+        attach_fields(script, memory, 0, given, {"bias_ids": 8 * given.biased, "biases": 4 * given.biased})
+        pieces = [(row, 4 * size), (mask, (size + 31) // 32 * 4), (text, 8 * numbers[0])]
+        row_, mask_, text_ = (script.memory(c.string_at(at, n)) if at else 0 for at, n in pieces)
+        answer = int(function(row, size, settings, mask, text, *numbers))
+        result = script.call("paceline_choose", row_, size, memory, mask_, text_, *numbers)
+        script.expect(f"a token with {params}", result.memory, np.int64(answer).tobytes())
+        return answer
+
+    pick = NativeChooser(params, choose)
+    for seed, size in enumerate((33, 1000, 50_000)):
+        logits = (4 * random.standard_normal(size)).astype(np.float32)
+        history = History(random.integers(0, size, 40).tolist(), 20)
+        mask = random.integers(0, 2**32, (size + 31) // 32, dtype=np.uint32)
+        for key in range(12):
+            pick(logits, noise_key(seed, key, CHOICE, 1), history)
+            pick(logits, noise_key(seed, key, CHOICE, 2), history, mask)
+
+
+def test_sampled_tokens(tmp_path: Path) -> None:
+    script, random = Script(), np.random.default_rng(7)
+    for params in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_p=0.95),
+        SamplingParams(temperature=1.0, top_k=50, min_p=0.02),
+        SamplingParams(temperature=0.7, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2),
+        SamplingParams(temperature=1.3, logit_bias=((3, 2.5), (7, -50.0))),
+    ):
+        recorded_choices(script, params, random)
+    with cross_compiler():
+        file = native_build.library("sampling", [Unit(SOURCE)], HEADERS)
+    check(script, "portable", tmp_path, file)
