@@ -201,7 +201,7 @@ class EngineConfig:
     # fp8: all weights rounded to e4m3, on a GPU. gguf: quantised weights as the file has them, on a GPU too.
     # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
-    threads: int = 0  # CPU threads; 0: all cores
+    threads: int = 0  # CPU threads; 0: all cores that the process may use
     cache_mb: int = 1024  # memory for the KV cache
     # Disk space for the same, where a prefix that was read once is found again after a restart. 0: none.
     cache_disk_mb: int = 0  # `paceline serve`: 2048

@@ -319,7 +319,7 @@ def native_target(
     cache_mb: int = 16,
     dtype: str = "auto",
     home: Path | None = None,
-    max_batch: int = EngineConfig.max_batch,
+    max_batch: int = 16,
 ) -> NativeTarget:
     """On one path, or on the wanted one. home: where packed weights go, if not beside the model."""
     path = path or wanted_path()

@@ -1,6 +1,7 @@
 """The processor probe."""
 
 import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,12 +101,12 @@ def test_features_of_arm(
     monkeypatch: pytest.MonkeyPatch, words: tuple[int, int], features: list[str], path: str | None
 ) -> None:
     """By the kernel's words on Linux, AT_HWCAP and AT_HWCAP2, and by sysctl on macOS."""
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(hardware, "_auxiliary_value", dict(zip((16, 26), words, strict=True)).get)
     assert hardware._arm_features() == features
     assert library.best_path("auto") == library.best_path("neon") == path
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(hardware.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(hardware, "_sysctl", lambda entry: entry in [hardware._SYSCTLS[f] for f in features])
     assert hardware._arm_features() == features
     assert library.best_path("auto") == path

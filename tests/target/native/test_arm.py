@@ -92,7 +92,7 @@ def add_product(script: Script, kind: str, source: Bytes, x: Floats) -> None:
 
 def byte_count(packed: Packed, name: str) -> int:
     pair: int = getattr(packed.linear, f"{name}_pair")
-    return packed.linear.outputs // library.UNIT * pair
+    return int(packed.linear.outputs) // library.UNIT * pair
 
 
 def empty_like(script: Script, packed: Packed) -> tuple[Memory, dict[str, Memory]]:
