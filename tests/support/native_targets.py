@@ -50,8 +50,9 @@ from support import tiny_gguf
 from support.models import VOCAB, random_weights
 from support.tiny_gguf import Sizes
 
-# Of this architecture; test_arm.py runs the others emulated.
-OTHERS = library.CHOICES["avx512"] + library.CHOICES["avx2"] if hardware.on_arm() else library.CHOICES["neon"]
+# Of this architecture; test_arm.py runs the others emulated. Tiles, where instructions are not only listed.
+OTHERS = {path for path in library.NEEDS if path.startswith("avx" if hardware.on_arm() else "neon")}
+OTHERS |= set() if library.usable(library.TILES) else {library.TILES}
 PATHS = tuple(path for path in library.NEEDS if path not in OTHERS)
 FROM_FLOATS = ("F32", TO_FOUR_BITS)
 KINDS = tuple(kind for kind in library.ENCODINGS if kind not in FROM_FLOATS)

@@ -9,11 +9,11 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import torch
 
@@ -22,11 +22,16 @@ from paceline.atomic import read_json, write_json
 from paceline.paths import home
 
 Amx = Literal["absent", "works", "illegal"]
+Tiles = Literal["untried", "illegal", "unequal", "slower", "faster"]
+
+AMX: Final[tuple[Amx, ...]] = ("works", "illegal")
+TILES: Final[tuple[Tiles, ...]] = get_args(Tiles)[1:]
 
 ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not when torch is imported
 WITHOUT_AMX: Final = "AVX10_1_512"
 FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm")
 _PATIENCE: Final = 120  # seconds
+_TILE_TRIAL: Final = (sys.executable, "-P", "-m", "paceline.target.native.tile_trial")
 # Features of ARM by Linux's names: entry of getauxval(3) and bit (asm/hwcap.h), and macOS's sysctl(3).
 _AT_HWCAP: Final = 16
 _AT_HWCAP2: Final = 26
@@ -37,6 +42,9 @@ _SYSCTLS: Final = {
     "i8mm": "hw.optional.arm.FEAT_I8MM",
 }
 _M_ARENA_MAX: Final = -8  # of mallopt(3)
+_SYS_ARCH_PRCTL: Final = 158  # of x86-64, and what arch_prctl(2) takes
+_ARCH_REQ_XCOMP_PERM: Final = 0x1023
+_XFEATURE_XTILEDATA: Final = 18
 _TRIAL: Final = """
 import torch
 weight = torch.ones(256, 256, dtype=torch.bfloat16)
@@ -80,17 +88,54 @@ def amx() -> Amx:
     """Probed once for each processor and torch version, then read from cpu.json."""
     if not _listed(("amx_tile",)):
         return "absent"
-    path = home() / "cpu.json"
-    key = f"{_cpuinfo().get('model name')}, torch {torch.__version__}"
+    return _remembered(f"torch {torch.__version__}", AMX, _try_amx)
+
+
+@cache
+def tiles(version: str) -> Tiles:
+    """How the native engine's products on AMX tiles compare with those of AVX-512, tried as `amx` is.
+
+    version: of the engine's code.
+    """
+    if not _listed(("amx_tile", "amx_int8")) or not allow_tiles():
+        return "illegal"
+    return _remembered(f"tiles {version}", TILES, _try_tiles)
+
+
+def allow_tiles() -> bool:
+    """Asks Linux to save the tiles of a thread; unless it agrees, their instructions are illegal."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return not ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+
+
+T = TypeVar("T", bound=str)
+
+
+def _remembered(what: str, results: tuple[T, ...], trial: Callable[[], T]) -> T:
+    """The result of a trial on this processor: from cpu.json, else from the trial."""
+    path, key = home() / "cpu.json", f"{_cpuinfo().get('model name')}, {what}"
     known = read_json(path)
-    for result in ("works", "illegal"):
+    for result in results:
         if known.get(key) == result:
             return result
-    result = _try_amx()
-    with suppress(OSError):  # then it is tried again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known | {key: result})
+    result = trial()
+    if result in results:
+        with suppress(OSError):  # then it is tried again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, known | {key: result})
     return result
+
+
+def _try_tiles() -> Tiles:
+    """What the trial printed; an illegal instruction kills it. Where it could not begin, nothing is known."""
+    try:
+        trial = subprocess.run(_TILE_TRIAL, capture_output=True, text=True, timeout=_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return "untried"
+    if trial.returncode < 0:
+        return "illegal"
+    return next((result for result in TILES if result == trial.stdout.strip()), "untried")
 
 
 def _try_amx() -> Amx:

@@ -37,10 +37,33 @@ PL_INLINE Codes codes_of(const uint8_t* codes) {
     }
 }
 
-// The sums of R rows' dot products with a tile.
+// The sums of R rows' dot products with a tile of outputs, from `start` on: eight inputs after the other are added, and
+// `finish` ends a run of them.
 template <int R>
-struct RowSums {
+struct VectorSums {
+    Ints each[R];
+
+    // bits: how far the numbers at `sums`, one for each row, are shifted.
+    template <int bits>
+    PL_INLINE void start(const int32_t* sums) { PL_ROWS each[r] = all_shifted<bits>(sums[r]); }
+    PL_INLINE void start() { PL_ROWS each[r] = no_ints(); }
+    // The inputs from 4 * four on.
+    template <int format, int four>
+    PL_INLINE void add_eight(const uint8_t* codes, const int8_t* x) {
+        constexpr int bits = Traits<format>::code_bits;
+        Codes w = codes_of<format, four>(codes);
+        PL_ROWS each[r] = dot<bits, four>(each[r], w, x + r * kGroup);
+        w = codes_of<format, four + 1>(codes);
+        PL_ROWS each[r] = dot<bits, four + 1>(each[r], w, x + r * kGroup);
+    }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t*) {}
+    PL_INLINE Ints row(int r) const { return each[r]; }
+};
+
 #if defined(PACELINE_ROW_PAIRS)
+template <int R>
+struct PairSums {
     RowPair pair[R / 2 + 1];
     Ints odd;
 
@@ -64,31 +87,44 @@ struct RowSums {
             odd = dot<bits, four + 1>(odd, second, x + (R - 1) * kGroup);
         }
     }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t*) {}
     PL_INLINE Ints row(int r) const { return R % 2 && r == R - 1 ? odd : row_of(pair[r / 2], r % 2); }
-#else
-    Ints each[R];
-
-    // bits: how far the numbers at `sums`, one for each row, are shifted.
-    template <int bits>
-    PL_INLINE void start(const int32_t* sums) { PL_ROWS each[r] = all_shifted<bits>(sums[r]); }
-    PL_INLINE void start() { PL_ROWS each[r] = no_ints(); }
-    // Eight inputs, from 4 * four on.
-    template <int format, int four>
-    PL_INLINE void add_eight(const uint8_t* codes, const int8_t* x) {
-        constexpr int bits = Traits<format>::code_bits;
-        Codes w = codes_of<format, four>(codes);
-        PL_ROWS each[r] = dot<bits, four>(each[r], w, x + r * kGroup);
-        w = codes_of<format, four + 1>(codes);
-        PL_ROWS each[r] = dot<bits, four + 1>(each[r], w, x + r * kGroup);
-    }
-    PL_INLINE Ints row(int r) const { return each[r]; }
-#endif
 };
+template <int R>
+using RowSums = PairSums<R>;
+#elif defined(PACELINE_TILES)
+// A group's codes are unpacked to memory, from where a tile is loaded.
+template <int R>
+struct TileSums {
+    alignas(64) uint8_t unpacked[kGroup / 4 * 64];
+    alignas(64) int32_t sums[kTileRows * kTile];
+    Ints before[R];
+
+    template <int bits>
+    PL_INLINE void start(const int32_t* sums) { PL_ROWS before[r] = all_shifted<bits>(sums[r]); }
+    PL_INLINE void start() { PL_ROWS before[r] = no_ints(); }
+    template <int format, int four>
+    PL_INLINE void add_eight(const uint8_t* codes, const int8_t*) {
+        store_codes(unpacked + four * 64, codes_of<format, four>(codes));
+        store_codes(unpacked + (four + 1) * 64, codes_of<format, four + 1>(codes));
+    }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t* x) { multiply_tiles<first, fours>(x, unpacked, sums); }
+    PL_INLINE Ints row(int r) const { return before[r] + load_ints(sums + r * kTile); }
+};
+template <int R>
+using RowSums = std::conditional_t<(R >= kTiledRows), TileSums<R>, VectorSums<R>>;
+#else
+template <int R>
+using RowSums = VectorSums<R>;
+#endif
 
 // Adds the dot products of some fours of a group, from the `first` on.
-template <int format, int first, int R, size_t... i>
-PL_INLINE void add_dots(RowSums<R>& sums, const uint8_t* codes, const int8_t* x, std::index_sequence<i...>) {
+template <int format, int first, class Sums, size_t... i>
+PL_INLINE void add_dots(Sums& sums, const uint8_t* codes, const int8_t* x, std::index_sequence<i...>) {
     (sums.template add_eight<format, first + 2 * (int)i>(codes, x), ...);
+    sums.template finish<first, 2 * (int)sizeof...(i)>(x);
 }
 
 // The scales of one tile, group by group.

@@ -3,7 +3,12 @@
 
 namespace PACELINE_PATH {
 
+#if defined(__AMX_INT8__)
+constexpr int kStripRows = 16;    // the rows of a tile
+constexpr int kTiledRows = 6;     // from how many on tiles are used
+#else
 constexpr int kStripRows = 10;    // two or three accumulators a row, and the weights, in 32 registers
+#endif
 constexpr int kQueryBlock = 6;   // times kWide accumulators
 constexpr int kWide = 4;
 constexpr bool kSignedDots = false;  // whether dot<8> takes 128 off each code, for want of unsigned ones
@@ -68,6 +73,9 @@ PL_INLINE Ints all_shifted(int32_t x) {
 }
 PL_INLINE Ints no_ints() { return {_mm512_setzero_si512()}; }
 PL_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE void store_codes(uint8_t* p, Codes w) { _mm512_store_si512(p, w.v); }
+PL_INLINE Ints load_ints(const int32_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 PL_INLINE Codes high_nibbles(Codes w) {
     return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
