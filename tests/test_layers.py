@@ -15,6 +15,7 @@ LEVEL = {
     "errors": 0,
     "paths": 0,
     "log": 0,
+    "limits": 0,
     "atomic": 1,
     "config": 1,
     "native_build": 1,

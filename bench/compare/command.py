@@ -16,7 +16,7 @@ from bench.own import bandwidth
 from bench.peers.install import prepare
 from bench.peers.systems import SYSTEMS, Entry, entries, left_out
 from bench.workload import Prompt
-from paceline import hub
+from paceline import hub, limits
 from paceline.text import Tokenizer
 
 MODELS: Final = {"smollm2-135m": 7.0, "qwen2.5-coder-1.5b": 21.0}  # minutes of a short run
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-tokens", type=int)
     found.add_argument("--max-prompt", type=int, help="tokens; longer prompts are shortened to fit")
     found.add_argument("--ignore-eos", action="store_true", help="exactly max-tokens from every system")
-    found.add_argument("--threads", type=int, default=bandwidth.cores())
+    found.add_argument("--threads", type=int, default=limits.cores())
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--budget-minutes", type=float, help="for each model; unlimited with --full")
     found.add_argument("--full", action="store_true", help="more prompts and modes, longer prompts")

@@ -1,6 +1,5 @@
 """Memory bandwidth of this machine, and the lower bound it sets for a token: weights over bandwidth."""
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +32,3 @@ def floor(model: Path, threads: int) -> dict[str, Any]:
         "weights_mb": round(size / 1e6, 1),
         "floor_ms": round(1000 * size / (bandwidth * 1e9), 2),
     }
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

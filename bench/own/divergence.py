@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from bench import machine, pages, results_folder, workload
-from bench.own import bandwidth
 from bench.own.passes import PATIENCE, probed, start
 from bench.peers.child import PeerFailed
 from bench.peers.systems import BUILDS, Build
 from bench.table import Column, Table, number
-from paceline import hub
+from paceline import hub, limits
 from paceline.text import Tokenizer
 
 POSITIONS: Final = 128  # of each text
@@ -107,7 +106,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench divergence", description=__doc__)
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
-    parser.add_argument("--threads", type=int, default=bandwidth.cores())
+    parser.add_argument("--threads", type=int, default=limits.cores())
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true", help="write bench/results")
     options = parser.parse_args(arguments)

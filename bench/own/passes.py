@@ -23,7 +23,7 @@ from bench.peers.child import Child, PeerFailed
 from bench.peers.systems import BUILDS, Build
 from bench.spread import Spread, ratio
 from bench.table import Column, Table, number, spread
-from paceline import hub
+from paceline import hub, limits
 
 ROWS: Final = (1, 2, 4, 8, 12, 16)
 PROMPTS: Final = (512, 3200)  # tokens
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench passes", description=__doc__)
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=bandwidth.cores())
+    parser.add_argument("--threads", type=int, default=limits.cores())
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--prompts", default=",".join(map(str, PROMPTS)))
     parser.add_argument("--json", type=Path)

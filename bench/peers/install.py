@@ -16,6 +16,7 @@ from typing import Final
 from bench.peers.child import ROOT
 from bench.peers.dense import folder_of
 from bench.peers.systems import BUILDS, PEERS, READY, Build
+from paceline import limits
 
 REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 NAMES: Final = ("xllamacpp", "openvino", "llama.cpp", "transformers", "vllm")  # the largest last
@@ -89,7 +90,7 @@ def build_llama_cpp(home: Path, log: Path) -> None:
     cmake = home / "bin" / "cmake"
     generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={home / 'bin' / 'ninja'}")
     run([cmake, "-S", vendor, "-B", build, *generator, *NATIVE], log)
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(limits.cores())
     run([cmake, "--build", build, "--target", "llama-server", "--parallel", jobs], log)
     pip(home, log, "install", archive, CMAKE_ARGS="-DLLAMA_BUILD=OFF")
     shutil.rmtree(source)

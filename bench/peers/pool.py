@@ -9,6 +9,7 @@ from bench.peers import amx
 from bench.peers.child import Child, PeerFailed
 from bench.peers.systems import NEED_DRAFT, Entry
 from bench.peers.wire import Answer
+from paceline import limits
 
 RESERVE_MB: Final = 1500  # left to the system and to answers that grow
 UNKNOWN: Final = 6  # a system not seen yet may hold that many times the model's file
@@ -117,10 +118,5 @@ class Pool:
 
 def available_mb() -> float:
     """Memory that can be had; plenty where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) / 1024
-    except OSError:
-        pass
-    return float("inf")
+    available = limits.available_memory()
+    return float("inf") if available is None else available / 2**20

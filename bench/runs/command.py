@@ -17,7 +17,6 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import machine, pages, results_folder
-from bench.own import bandwidth
 from bench.runs import conversations, rounds
 from bench.runs.arms import (
     LLAMA,
@@ -41,7 +40,7 @@ from bench.runs.rounds import STATES, Outcome, Plan, Rounds
 from bench.runs.rows import ratios, rows, tables, texts
 from bench.serve import servers
 from bench.vllm.server import MISSING, vllm_python
-from paceline import hub
+from paceline import hub, limits
 from paceline.convert import export_model
 from paceline.text import Tokenizer
 
@@ -69,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--llama", type=_names, default=list(TRIED), help="settings to try; the fastest is used"
     )
-    made.add_argument("--threads", type=int, default=bandwidth.cores())
+    made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--write", action="store_true", help="write bench/results and the pages made from it")
     return made

@@ -15,12 +15,12 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import machine, pages, results_folder
-from bench.own import bandwidth
 from bench.serve import servers
 from bench.serve.http_client import Refused, post, read
 from bench.serve.servers import CHAT
 from bench.spread import Spread
 from bench.table import Column, Table, number, spread
+from paceline import limits
 
 MODEL: Final = "smollm2-135m"
 PREFILL: Final = "/v1/prefill"
@@ -219,7 +219,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench agents", description=__doc__)
     made.add_argument("--model", default=MODEL)
     made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--threads", type=int, default=bandwidth.cores())
+    made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--write", action="store_true", help="write bench/results and docs/agents.md")
     return made
 

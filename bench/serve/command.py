@@ -14,12 +14,11 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import machine, pages, results_folder
-from bench.own import bandwidth
 from bench.serve import concurrency, cut_prompts, next_turn, overhead, servers
 from bench.serve.http_client import read
 from bench.serve.servers import COMPLETIONS, RunningServer, ServerMode
 from bench.serve.tables import tables
-from paceline import hub
+from paceline import hub, limits
 from paceline.text import Tokenizer
 
 MODEL: Final = "smollm2-135m"
@@ -132,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cost-prompts", type=int, default=16)
     found.add_argument("--llama", type=_names, default=list(LLAMA_MODES), help="modes of llama.cpp's server")
     found.add_argument("--parts", type=_names, default=list(PARTS), help=",".join(PARTS))
-    found.add_argument("--threads", type=int, default=bandwidth.cores())
+    found.add_argument("--threads", type=int, default=limits.cores())
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
     return found

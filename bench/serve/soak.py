@@ -17,7 +17,6 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import machine, pages, results_folder
-from bench.own import bandwidth
 from bench.serve import hostile_soak, pair_drafters, servers
 from bench.serve.hostile import ATTACKS, Target
 from bench.serve.http_client import get
@@ -26,7 +25,7 @@ from bench.serve.servers import RunningServer
 from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
-from paceline import hub
+from paceline import hub, limits
 from paceline.errors import unknown_name
 
 MODEL: Final = "smollm2-135m"
@@ -153,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--prompts", type=int, default=24, help="different prompts, of all kinds together")
     found.add_argument("--slots", type=int, default=8, help="requests in one pass; more must wait")
     found.add_argument("--cache-mb", type=int, default=256, help="small, so that it is soon full")
-    found.add_argument("--threads", type=int, default=bandwidth.cores())
+    found.add_argument("--threads", type=int, default=limits.cores())
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--hostile", action="store_true", help="attacks beside ordinary streams")
     found.add_argument("--attacks", type=_names, default=[], help="names, with commas; all if none is given")

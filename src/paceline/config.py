@@ -3,7 +3,6 @@
 Settings are frozen. An unknown key is an error that lists the known ones.
 """
 
-import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import partial
 from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
 
+from paceline import limits
 from paceline.errors import HIDDEN, SettingError, UsageError, unknown_name
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class EngineConfig:
     # fp8: all weights rounded to e4m3, on a GPU. gguf: quantised weights as the file has them, on a GPU too.
     # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
-    threads: int = 0  # CPU threads; 0: all cores
+    threads: int = 0  # CPU threads; 0: all cores that the process may use
     cache_mb: int = 1024  # memory for the KV cache
     # Disk space for the same, where a prefix that was read once is found again after a restart. 0: none.
     cache_disk_mb: int = 0  # `paceline serve`: 2048
@@ -234,5 +234,6 @@ class EngineConfig:
         require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
         require_positive(self, "max_grammar_s")
         require_min(self, max_grammar_mb=16, max_fixed_text=1)
-        cores = os.cpu_count() or 1
-        require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")
+        if self.threads:
+            cores = limits.cores()
+            require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

@@ -13,8 +13,6 @@ from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import torch
-
 from paceline import hub
 from paceline.atomic import rename
 from paceline.config import EngineConfig, SpecConfig, require
@@ -41,6 +39,7 @@ from paceline.hub.catalog import CATALOGUE
 from paceline.target.base import ModelTarget
 from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement
+from paceline.target.hardware import set_torch_threads
 from paceline.target.load import load_draft, load_quantized_copy, load_target, unsupported_copy_reason
 from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
@@ -316,8 +315,8 @@ def head_drafters(target: HeadTarget, heads: Sequence[StoredHead], config: Engin
     """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []
-    if placement(config)[0].type == "cpu" and config.threads:
-        torch.set_num_threads(config.threads)
+    if placement(config)[0].type == "cpu":
+        set_torch_threads(config.threads)
     embeddings = target.embeddings()
     return [_head_drafter(head, target, embeddings) for head in heads]
 

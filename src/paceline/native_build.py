@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from paceline import limits
 from paceline.errors import NotCompiled
 from paceline.paths import home
 
@@ -130,7 +131,7 @@ def _build_in(folder: Path, recipe: _Recipe) -> Path:
             [*COMPILE, *recipe.flags, *unit.flags, "-c", str(unit.source.absolute()), "-o", goal]
             for unit, goal in zip(recipe.units, objects, strict=True)
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(limits.cores()) as pool:
             list(pool.map(lambda arguments: _run(recipe, arguments), compilations))
         linked = Path(temporary, "linked.so")
         _run(recipe, [*LINK, *recipe.flags, *objects, "-o", str(linked)])

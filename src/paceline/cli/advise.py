@@ -227,7 +227,7 @@ def _head_bytes(llm: "LLM") -> dict[str, int]:
 def _free(described: str) -> int | None:
     import torch
 
-    from paceline.target.hardware import available_memory
+    from paceline.limits import available_memory
 
     if "cuda" in described and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])

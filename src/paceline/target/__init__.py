@@ -8,5 +8,5 @@ eager/       the decoder in plain torch: the reference, and the backend for GPUs
 native/      the decoder in C++ for CPUs: quantised weights, one parallel region for the whole pass
 cuda/        CUDA graphs and kernels over eager/
 cost.py      the cost of a pass by rows and context, measured once for a model and a machine
-hardware.py  CPU features, cores and free memory
+hardware.py  CPU features
 """

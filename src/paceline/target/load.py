@@ -304,5 +304,5 @@ def native_path() -> tuple[str | None, str]:
     if path is not None:
         return path, "the best this processor lists" if choice == "auto" else "chosen by the user"
     if choice == "auto":
-        return None, "the system lists neither AVX2 nor AVX-512 with VNNI for this processor"
+        return None, "the system lists none of AVX2, AVX-512 with VNNI and NEON for this processor"
     return None, f"the system does not list what {choice} needs for this processor"

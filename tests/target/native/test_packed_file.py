@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline import limits
 from paceline.atomic import locked
 from paceline.paths import home
-from paceline.target import hardware
 from paceline.target.native import library, packed_file, packing
 from paceline.target.native.target import NativeTarget
 from support import tiny_gguf
@@ -68,7 +68,7 @@ def test_a_second_start_packs_nothing(model: Path, fills: list[int]) -> None:
 def test_with_and_without_memory_for_a_copy(
     model: Path, fills: list[int], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "available_memory", lambda: free)
+    monkeypatch.setattr(limits, "available_memory", lambda: free)
     first = rows_of(model)
     assert same(rows_of(model), first)
     assert len(fills) == 1
@@ -111,7 +111,7 @@ def test_a_flipped_bit_anywhere_is_found(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(hardware, "available_memory", lambda: free)
+    monkeypatch.setattr(limits, "available_memory", lambda: free)
     monkeypatch.setattr(packed_file, "_CHUNK", 1 << 16)
     native_target(model)
     (file,) = files(model)
@@ -142,7 +142,7 @@ def test_a_mapped_file_is_checked_once_after_a_boot(
     real = packed_file.content_digest
     boot = tmp_path / "boot_id"
     boot.write_text("first\n")
-    monkeypatch.setattr(hardware, "available_memory", lambda: 0)
+    monkeypatch.setattr(limits, "available_memory", lambda: 0)
     monkeypatch.setattr(packed_file, "_BOOT_ID", boot)
     native_target(model)
     (file,) = files(model)

@@ -7,7 +7,6 @@ import torch
 from test_bits import COUNTS
 
 from paceline.paths import home
-from paceline.target import hardware
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
 from support.checks import check_chain, check_tree, check_two_sequences, same, story
@@ -69,7 +68,7 @@ def test_smollm2_with_any_number_of_threads(smollm2_path: Path) -> None:
 
 @pytest.mark.model
 def test_smollm2_is_the_same_on_avx512_and_avx2(smollm2_path: Path) -> None:
-    paths = [path for path in ("avx512", "avx2vnni", "avx2") if hardware.has(library.NEEDS[path])]
+    paths = [path for path in library.CHOICES["auto"] if library.usable(path)]
     if len(paths) < 2:
         pytest.skip(f"this processor has one of these paths at most: {paths}")
     told = [story(native_target(smollm2_path, path, home=home(), cache_mb=64), 270) for path in paths]

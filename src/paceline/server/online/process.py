@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import WEIGHTS, read_card
 from paceline.heads.versions import current
-from paceline.target.hardware import available_memory
+from paceline.limits import available_memory
 from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.trace.online import OnlineTrainingConfig
 

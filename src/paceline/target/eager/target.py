@@ -53,8 +53,8 @@ class TorchTarget(PagedTarget[_FeedRecord]):
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
         device, _ = placement(config)
-        if device.type == "cpu" and config.threads:
-            torch.set_num_threads(config.threads)
+        if device.type == "cpu":
+            hardware.set_torch_threads(config.threads)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._decoder = Decoder(weights.shape.within(config.max_model_len), tensors, device)
         hardware.trim_heap()

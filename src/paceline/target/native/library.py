@@ -13,24 +13,45 @@ from paceline.target import hardware
 
 FOLDER: Final = Path(__file__).parent / "csrc"
 SETTING: Final = "PACELINE_CPU"
-# A path, the features a processor must list for it, and the compiler's words for them; the best one first.
+# A path, the features a processor must have for it, by Linux's names, and the compiler's flags. Of each
+# architecture the best path comes first.
 AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+NEON: Final = ("-DPACELINE_NEON", "-fno-schedule-insns")  # GCC would move loads up until registers run out
+_AVX512: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+TILES: Final = "avx512amx"  # used only where a trial shows that it works, is right and is faster
 NEEDS: Final = {
-    "avx512": ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+    TILES: (*_AVX512, "amx_tile", "amx_int8"),
+    "avx512": _AVX512,
     "avx2vnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
+    "neoni8mm": ("asimd", "asimddp", "i8mm"),
+    "neondotprod": ("asimd", "asimddp"),
+    "neon": ("asimd",),
     "portable": (),
 }
 FLAGS: Final = {
+    TILES: (*AVX2, *AVX512, "-mamx-tile", "-mamx-int8"),
     "avx512": (*AVX2, *AVX512),
     "avx2vnni": (*AVX2, "-mavxvnni"),
     "avx2": AVX2,
+    "neoni8mm": (*NEON, "-march=armv8.2-a+dotprod+i8mm"),
+    "neondotprod": (*NEON, "-march=armv8.2-a+dotprod"),
+    "neon": NEON,
     "portable": ("-O1",),  # it is slow either way, and builds in a third of the time
 }
 VECTOR_CODE: Final = ("decoder", "block_head", "block_head_sample")  # compiled for the path
 PLAIN_CODE: Final = ("pack", "page_file")  # the same on all
-CHOICES: Final = ("auto", "avx512", "avx2", "portable", "torch")
+# What $PACELINE_CPU may say, and the paths that each choice allows, the best one first.
+CHOICES: Final = {
+    "auto": tuple(path for path in NEEDS if path != "portable"),
+    "amx": (TILES,),
+    "avx512": ("avx512",),
+    "avx2": ("avx2vnni", "avx2"),
+    "neon": ("neoni8mm", "neondotprod", "neon"),
+    "portable": ("portable",),
+    "torch": (),
+}
 
 # Packed formats and encodings, in the order of formats.h and pack.cpp.
 FORMATS: Final = ("K4", "K8", "H4", "H8", "O4", "O8", "K6")
@@ -208,10 +229,17 @@ def chosen() -> str:
 
 def best_path(choice: str) -> str | None:
     """The path to build for; None where a processor has none of the vector instructions it takes."""
-    if choice == "portable":
-        return choice
-    paths = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
-    return next((path for path in paths if hardware.has(NEEDS[path])), None)
+    paths = [path for path in CHOICES[choice] if usable(path)]
+    if choice == "auto" and TILES in paths and hardware.tiles(source_digest()) == "slower":
+        paths.remove(TILES)
+    return next(iter(paths), None)
+
+
+def usable(path: str) -> bool:
+    """Whether this processor runs a path, with the right bits."""
+    if not hardware.has(NEEDS[path]):
+        return False
+    return path != TILES or hardware.tiles(source_digest()) in ("slower", "faster")
 
 
 def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:

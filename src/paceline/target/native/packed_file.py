@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
+from paceline import limits
 from paceline.atomic import locked, remove_unfinished, replacing
 from paceline.paths import home
-from paceline.target import hardware
 from paceline.target.native.packing import Bytes, Layout, PackedWeights, pack_into, plan
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.tensors import TensorEntry
@@ -96,7 +96,7 @@ def content_digest(data: Bytes, lib: ctypes.CDLL, file: int | None = None) -> st
         xxh64: int = lib.paceline_xxh64(chunk.ctypes.data, len(chunk), 0)
         return xxh64.to_bytes(8, "little")
 
-    with ThreadPoolExecutor(hardware.cores()) as pool:
+    with ThreadPoolExecutor(limits.cores()) as pool:
         return hashlib.sha256(b"".join(pool.map(hash_chunk, range(0, len(data), _CHUNK)))).hexdigest()
 
 
@@ -119,7 +119,7 @@ def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> tuple[Bytes,
             header = file.read(_HEADER)
             if not header.startswith(key) or os.fstat(file.fileno()).st_size != _HEADER + nbytes:
                 return None
-            if (hardware.available_memory() or 0) > _SPARE_MEMORY * nbytes:
+            if (limits.available_memory() or 0) > _SPARE_MEMORY * nbytes:
                 data = _huge_pages(nbytes)
                 digest = content_digest(data, lib, file.fileno())
             else:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline import limits
 from paceline.target.native import library
 from paceline.target.native.library import (
     CODE_BYTES,
@@ -183,7 +184,7 @@ def pack_into(
     packed: Callable[[], object] = lambda: None,
 ) -> None:
     """packed: called after each matrix."""
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(limits.cores()) as pool:
         for name, matrix in layout.matrices.items():
             _pack(name, matrix, data, checkpoint, tensors[name], lib, pool)
             packed()

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline import limits
 from paceline.config import EngineConfig
 from paceline.errors import ModelError, UsageError
 from paceline.heads.block import BlockConfig
 from paceline.heads.head_checkpoint import StoredHead
-from paceline.target import hardware
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.eager.rope import amplitudes, frequencies
 from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in, token_bytes
@@ -77,7 +77,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
-        self.threads = config.threads or hardware.cores()
+        self.threads = config.threads or limits.cores()
         blocks = blocks_in(config.cache_mb, shape, _CODE.itemsize, _SCALE.itemsize)
         spare = SPARE * config.max_batch
         self.pool = ThreadPool(path, self.threads)

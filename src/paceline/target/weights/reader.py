@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from paceline import limits
 from paceline.errors import CorruptModel, ModelError, UnknownArchitecture, UnknownModel
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.target.weights.checkpoint import Checkpoint
@@ -57,7 +58,7 @@ def load_embeddings(path: Path, dtype: torch.dtype = torch.float32) -> DenseTarg
         checkpoint = open_checkpoint(path)
         entries = dict(canonical_tensors(checkpoint))
         digest = fingerprint(checkpoint.identity, entries.items())
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(limits.cores()) as pool:
             tensors = {
                 name: read_canonical(checkpoint, name, entries[name], dtype, pool)
                 for name in ("embed", "norm", "head")
@@ -85,7 +86,7 @@ def _load(
     total, done = sum(entry.nbytes for entry in entries.values()), 0
     tensors: dict[str, Tensor] = {}
     encoded: dict[str, EncodedMatrix] = {}
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(limits.cores()) as pool:
         for name, entry in entries.items():
             if name in kept:
                 encoded[name] = _read_encoded(checkpoint, name, entry)

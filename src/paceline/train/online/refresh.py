@@ -21,6 +21,7 @@ from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
 from paceline.log import origin
 from paceline.target.eager.target import placement
+from paceline.target.hardware import set_torch_threads
 from paceline.target.weights.reader import load as load_weights
 from paceline.trace.online import OnlineTrainingConfig, RefreshJob
 from paceline.train.evaluate import DraftOutcome, acceptance, passes_by_text, replay
@@ -41,8 +42,7 @@ def run(job: RefreshJob, report: Report) -> None:
         report({"waits": f"{len(parts.training)} samples to train on, {positions} held-out positions"})
         return
     device, dtype = placement(ENGINE)
-    if job.engine.threads:
-        torch.set_num_threads(job.engine.threads)
+    set_torch_threads(job.engine.threads)
     model = TrainDecoder(load_weights(Path(job.model), dtype), device, dtype)
     for root in job.drafters:
         report(refresh(Path(root), model, parts, job.config, report))

@@ -6,6 +6,7 @@
 
 #include "formats.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace PACELINE_PATH {
 
@@ -130,7 +131,7 @@ private:
 
     void need(int rows) {
         size_t blocks = (size_t)rows * groups_;
-        codes_.need(blocks * kGroup);
+        codes_.need(blocks * kGroup + kTileRows * kGroup);  // a tile is loaded whole, whatever rows there are
         scale_.need(blocks);
         total_.need(blocks);
         negative_.need(blocks * 3);

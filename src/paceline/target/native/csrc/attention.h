@@ -68,7 +68,7 @@ void score_keys(const HeadCache& cache, const int16_t* const* keys, const int16_
             prefetch_early(later[u] + d * kSubBlock);
         }
         _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
-            const Pairs query = all_pairs(q + b * size + d);
+            const OnePair query = all_pairs(q + b * size + d);
             _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = dot(a[b][u], key[u], query);
         }
     }
@@ -137,7 +137,7 @@ void weigh_values(const HeadCache& cache, const int16_t* const* later, int sub, 
             Pairs value[W];
             _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) value[w] = load_pairs(values + 2 * w * kLanes);
             _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
-                const Pairs weight = all_pairs(weights + b * kChunk + t);
+                const OnePair weight = all_pairs(weights + b * kChunk + t);
                 _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = dot(a[b][w], value[w], weight);
             }
         }

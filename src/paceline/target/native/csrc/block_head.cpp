@@ -42,6 +42,7 @@ void BlockFiller::run(const Drafting& drafting) {
 
 void BlockFiller::work(int me) {
     const NoDenormals flushed;
+    const Tiles shaped;
     if (reading_->parts) read_rows(me);
     if (filling_->texts) {
         embed_rows(me);
@@ -210,6 +211,7 @@ void BlockFiller::normalise_row(const float* x, const float* weight, int to, Act
 // What the first layer makes of the vector that stands in all slots but the anchors' is known beforehand.
 void BlockFiller::project_mask() {
     const NoDenormals flushed;
+    const Tiles shaped;
     const Layer& layer = model_.layer[0];
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     mask_heads_.need((size_t)(2 * kv + model_.heads) * size);

@@ -108,6 +108,7 @@ void Decoder::plan_attention(int window, bool split, std::vector<Attending>& att
 
 void Decoder::work(int me) {
     const NoDenormals flushed;
+    const Tiles shaped;
     embed(me);
     for (int i = 0; i < pass_->layers; ++i) {
         const int l = pass_->run_layers[i];
@@ -589,6 +590,7 @@ int paceline_multiply(const Linear* weight, const float* x, int rows, float* y) 
     Activations in;
     in.shape(rows, weight->groups());
     const NoDenormals flushed;
+    const Tiles shaped;
     for (int r = 0; r < rows; ++r)
         for (int g = 0; g < weight->groups(); ++g) {
             const float* from = x + (size_t)r * weight->inputs + g * kGroup;

@@ -10,6 +10,7 @@ namespace PACELINE_PATH {
 constexpr int kAhead = 4096;  // bytes of codes fetched before they are needed: memory latency at full bandwidth
 
 #define PL_ROWS _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r)
+#define PL_PAIRS _Pragma("GCC unroll 8") for (int p = 0; p < R / 2; ++p)
 
 template <int format>
 struct Traits {
@@ -17,36 +18,113 @@ struct Traits {
     static constexpr bool two_level = format == K4 || format == K8;
     static constexpr bool has_base = two_level || format == H4 || format == H8;
     static constexpr int offset_bits = format == O4 ? 3 : format == O8 ? 7 : format == K6 ? 5 : 0;
+    static constexpr int code_bits = bits == 8 && has_base ? 5 : bits;  // those that are not always 0
+    static constexpr bool dot_takes_offset = kSignedDots && code_bits == 8;
 };
 
-// Adds the dot products of one group, or of one half of it where a format has a scale for each half.
-template <int format, int R>
-PL_INLINE void add_dots(Ints (&a)[R], const uint8_t* codes, const int8_t* x, int half) {
-    constexpr int bits = Traits<format>::bits;
-    if constexpr (bits == 4) {
-        _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
-            Codes w = load_codes(codes + j * 64), low = low_nibbles(w), high = high_nibbles(w);
-            PL_ROWS a[r] = dot<bits>(a[r], low, x + r * kGroup + j * 8);
-            PL_ROWS a[r] = dot<bits>(a[r], high, x + r * kGroup + j * 8 + 4);
-        }
-    } else if constexpr (bits == 8) {
-        _Pragma("GCC unroll 8") for (int j = 0; j < 8; ++j) {
-            Codes w = load_codes(codes + j * 64);
-            PL_ROWS a[r] = dot<bits>(a[r], w, x + r * kGroup + j * 4);
-        }
+// The codes of four inputs of a group: those from 4 * four on.
+template <int format, int four>
+PL_INLINE Codes codes_of(const uint8_t* codes) {
+    if constexpr (Traits<format>::bits == 8) {
+        return load_codes(codes + four * 64);
+    } else if constexpr (Traits<format>::bits == 4) {
+        const Codes both = load_codes(codes + four / 2 * 64);
+        return four % 2 ? high_nibbles(both) : low_nibbles(both);
     } else {
-        codes += half * 192;
-        x += half * 16;
-        Codes first = load_codes(codes), second = load_codes(codes + 64), crumbs = load_codes(codes + 128);
-        Codes w = with_crumbs<0>(low_nibbles(first), crumbs);
-        PL_ROWS a[r] = dot<bits>(a[r], w, x + r * kGroup);
-        w = with_crumbs<1>(high_nibbles(first), crumbs);
-        PL_ROWS a[r] = dot<bits>(a[r], w, x + r * kGroup + 4);
-        w = with_crumbs<2>(low_nibbles(second), crumbs);
-        PL_ROWS a[r] = dot<bits>(a[r], w, x + r * kGroup + 8);
-        w = with_crumbs<3>(high_nibbles(second), crumbs);
-        PL_ROWS a[r] = dot<bits>(a[r], w, x + r * kGroup + 12);
+        codes += four / 4 * 192;
+        const Codes both = load_codes(codes + four % 4 / 2 * 64);
+        return with_crumbs<four % 4>(four % 2 ? high_nibbles(both) : low_nibbles(both), load_codes(codes + 128));
     }
+}
+
+// The sums of R rows' dot products with a tile of outputs, from `start` on: eight inputs after the other are added, and
+// `finish` ends a run of them.
+template <int R>
+struct VectorSums {
+    Ints each[R];
+
+    // bits: how far the numbers at `sums`, one for each row, are shifted.
+    template <int bits>
+    PL_INLINE void start(const int32_t* sums) { PL_ROWS each[r] = all_shifted<bits>(sums[r]); }
+    PL_INLINE void start() { PL_ROWS each[r] = no_ints(); }
+    // The inputs from 4 * four on.
+    template <int format, int four>
+    PL_INLINE void add_eight(const uint8_t* codes, const int8_t* x) {
+        constexpr int bits = Traits<format>::code_bits;
+        Codes w = codes_of<format, four>(codes);
+        PL_ROWS each[r] = dot<bits, four>(each[r], w, x + r * kGroup);
+        w = codes_of<format, four + 1>(codes);
+        PL_ROWS each[r] = dot<bits, four + 1>(each[r], w, x + r * kGroup);
+    }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t*) {}
+    PL_INLINE Ints row(int r) const { return each[r]; }
+};
+
+#if defined(PACELINE_ROW_PAIRS)
+template <int R>
+struct PairSums {
+    RowPair pair[R / 2 + 1];
+    Ints odd;
+
+    template <int bits>
+    PL_INLINE void start(const int32_t* sums) {
+        PL_PAIRS pair[p] = pair_shifted<bits>(sums + 2 * p);
+        if constexpr (R % 2) odd = all_shifted<bits>(sums[R - 1]);
+    }
+    PL_INLINE void start() {
+        PL_PAIRS pair[p] = no_pair();
+        if constexpr (R % 2) odd = no_ints();
+    }
+    template <int format, int four>
+    PL_INLINE void add_eight(const uint8_t* codes, const int8_t* x) {
+        constexpr int bits = Traits<format>::code_bits;
+        const Codes first = codes_of<format, four>(codes), second = codes_of<format, four + 1>(codes);
+        const Eights w = eights(first, second);
+        PL_PAIRS pair[p] = dot<four>(pair[p], w, x + 2 * p * kGroup, x + (2 * p + 1) * kGroup);
+        if constexpr (R % 2) {
+            odd = dot<bits, four>(odd, first, x + (R - 1) * kGroup);
+            odd = dot<bits, four + 1>(odd, second, x + (R - 1) * kGroup);
+        }
+    }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t*) {}
+    PL_INLINE Ints row(int r) const { return R % 2 && r == R - 1 ? odd : row_of(pair[r / 2], r % 2); }
+};
+template <int R>
+using RowSums = PairSums<R>;
+#elif defined(PACELINE_TILES)
+// A group's codes are unpacked to memory, from where a tile is loaded.
+template <int R>
+struct TileSums {
+    alignas(64) uint8_t unpacked[kGroup / 4 * 64];
+    alignas(64) int32_t sums[kTileRows * kTile];
+    Ints before[R];
+
+    template <int bits>
+    PL_INLINE void start(const int32_t* sums) { PL_ROWS before[r] = all_shifted<bits>(sums[r]); }
+    PL_INLINE void start() { PL_ROWS before[r] = no_ints(); }
+    template <int format, int four>
+    PL_INLINE void add_eight(const uint8_t* codes, const int8_t*) {
+        store_codes(unpacked + four * 64, codes_of<format, four>(codes));
+        store_codes(unpacked + (four + 1) * 64, codes_of<format, four + 1>(codes));
+    }
+    template <int first, int fours>
+    PL_INLINE void finish(const int8_t* x) { multiply_tiles<first, fours>(x, unpacked, sums); }
+    PL_INLINE Ints row(int r) const { return before[r] + load_ints(sums + r * kTile); }
+};
+template <int R>
+using RowSums = std::conditional_t<(R >= kTiledRows), TileSums<R>, VectorSums<R>>;
+#else
+template <int R>
+using RowSums = VectorSums<R>;
+#endif
+
+// Adds the dot products of some fours of a group, from the `first` on.
+template <int format, int first, class Sums, size_t... i>
+PL_INLINE void add_dots(Sums& sums, const uint8_t* codes, const int8_t* x, std::index_sequence<i...>) {
+    (sums.template add_eight<format, first + 2 * (int)i>(codes, x), ...);
+    sums.template finish<first, 2 * (int)sizeof...(i)>(x);
 }
 
 // The scales of one tile, group by group.
@@ -99,27 +177,26 @@ void tile_product(const Linear& w, int tile, const StripView& x, float* out, int
         const int8_t* xc = x.codes + (size_t)g * R * kGroup;
         const float* xs = x.scale + (size_t)g * R;
         const int32_t* negative = x.negative + (size_t)g * 3 * R;
-        Ints a[R];
+        RowSums<R> a;
         if constexpr (format == K6) {
+            constexpr auto half = std::make_index_sequence<2>();
             Floats first, last, part[R];
             scales.next_halves(g, first, last);
-            PL_ROWS a[r] = all_shifted<0>(negative[r]);
-            add_dots<format, R>(a, codes, xc, 0);
-            PL_ROWS part[r] = to_floats(a[r]) * first;
-            PL_ROWS a[r] = all_shifted<0>(negative[R + r]);
-            add_dots<format, R>(a, codes, xc, 1);
-            PL_ROWS part[r] = fma(to_floats(a[r]), last, part[r]);
+            a.template start<0>(negative);
+            add_dots<format, 0>(a, codes, xc, half);
+            PL_ROWS part[r] = to_floats(a.row(r)) * first;
+            a.template start<0>(negative + R);
+            add_dots<format, 4>(a, codes, xc, half);
+            PL_ROWS part[r] = fma(to_floats(a.row(r)), last, part[r]);
             PL_ROWS sums[r] = fma(part[r], all(xs[r]), sums[r]);
         } else {
             Floats scale, base;
             scales.next(g, scale, base);
-            if constexpr (Traits<format>::offset_bits == 0) {
-                PL_ROWS a[r] = no_ints();
-            } else {
-                PL_ROWS a[r] = all_shifted<Traits<format>::offset_bits>(negative[2 * R + r]);
-            }
-            add_dots<format, R>(a, codes, xc, 0);
-            PL_ROWS sums[r] = fma(to_floats(a[r]), scale * all(xs[r]), sums[r]);
+            constexpr int offset_bits = Traits<format>::dot_takes_offset ? 0 : Traits<format>::offset_bits;
+            if constexpr (offset_bits == 0) a.start();
+            else a.template start<offset_bits>(negative + 2 * R);
+            add_dots<format, 0>(a, codes, xc, std::make_index_sequence<4>());
+            PL_ROWS sums[r] = fma(to_floats(a.row(r)), scale * all(xs[r]), sums[r]);
             if constexpr (Traits<format>::has_base) {
                 const float* totals = x.total + (size_t)g * R;
                 PL_ROWS sums[r] = fma(base, all(totals[r]), sums[r]);
@@ -130,6 +207,7 @@ void tile_product(const Linear& w, int tile, const StripView& x, float* out, int
 }
 
 #undef PL_ROWS
+#undef PL_PAIRS
 
 using TileProduct = void (*)(const Linear&, int, const StripView&, float*, int64_t);
 

@@ -6,11 +6,13 @@ namespace PACELINE_PATH {
 constexpr int kStripRows = 4;
 constexpr int kQueryBlock = 3;
 constexpr int kWide = 2;
+constexpr bool kSignedDots = false;
 
 struct Floats { __m256 lo, hi; };
 struct Ints { __m256i lo, hi; };
 struct Codes { __m256i lo, hi; };
 struct Pairs { __m256i lo, hi; };
+using OnePair = Pairs;
 
 PL_INLINE Floats zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 PL_INLINE Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -120,7 +122,7 @@ PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
 PL_INLINE Pairs load_pairs(const int16_t* p) {
     return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 16))};
 }
-PL_INLINE Pairs all_pairs(const int16_t* p) {
+PL_INLINE OnePair all_pairs(const int16_t* p) {
     __m256i v = _mm256_set1_epi32(two_shorts(p));
     return {v, v};
 }
@@ -131,7 +133,7 @@ PL_INLINE __m256i dot_pairs(__m256i sum, __m256i a, __m256i b) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 #endif
 }
-PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+PL_INLINE Ints dot(Ints sum, Pairs a, OnePair b) {
     return {dot_pairs(sum.lo, a.lo, b.lo), dot_pairs(sum.hi, a.hi, b.hi)};
 }
 PL_INLINE void store_shorts(int16_t* p, Ints a) {
@@ -153,11 +155,11 @@ PL_INLINE __m256i dot_half(__m256i sum, __m256i w, __m256i x) {
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 #endif
 }
-template <int bits>
-PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-    __m256i v = _mm256_set1_epi32(four);
+template <int bits, int four>
+PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* row) {
+    int32_t bytes;
+    std::memcpy(&bytes, row + 4 * four, 4);
+    __m256i v = _mm256_set1_epi32(bytes);
     return {dot_half<bits>(sum.lo, w.lo, v), dot_half<bits>(sum.hi, w.hi, v)};
 }
 

@@ -3,14 +3,21 @@
 
 namespace PACELINE_PATH {
 
+#if defined(__AMX_INT8__)
+constexpr int kStripRows = 16;    // the rows of a tile
+constexpr int kTiledRows = 6;     // from how many on tiles are used
+#else
 constexpr int kStripRows = 10;    // two or three accumulators a row, and the weights, in 32 registers
+#endif
 constexpr int kQueryBlock = 6;   // times kWide accumulators
 constexpr int kWide = 4;
+constexpr bool kSignedDots = false;  // whether dot<8> takes 128 off each code, for want of unsigned ones
 
 struct Floats { __m512 v; };
 struct Ints { __m512i v; };
 struct Codes { __m512i v; };      // 64 unsigned bytes: four for each of 16 outputs
 struct Pairs { __m512i v; };      // 32 signed 16-bit numbers: two for each lane
+using OnePair = Pairs;           // two of them for every lane
 
 PL_INLINE Floats zeros() { return {_mm512_setzero_ps()}; }
 PL_INLINE Floats all(float x) { return {_mm512_set1_ps(x)}; }
@@ -66,6 +73,9 @@ PL_INLINE Ints all_shifted(int32_t x) {
 }
 PL_INLINE Ints no_ints() { return {_mm512_setzero_si512()}; }
 PL_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE void store_codes(uint8_t* p, Codes w) { _mm512_store_si512(p, w.v); }
+PL_INLINE Ints load_ints(const int32_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 PL_INLINE Codes high_nibbles(Codes w) {
     return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
@@ -78,18 +88,19 @@ PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
     return {_mm512_or_si512(nibbles.v, _mm512_and_si512(two, _mm512_set1_epi8(0x30)))};
 }
 PL_INLINE Pairs load_pairs(const int16_t* p) { return {_mm512_load_si512(p)}; }
-PL_INLINE Pairs all_pairs(const int16_t* p) { return {_mm512_set1_epi32(two_shorts(p))}; }
-PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+PL_INLINE OnePair all_pairs(const int16_t* p) { return {_mm512_set1_epi32(two_shorts(p))}; }
+PL_INLINE Ints dot(Ints sum, Pairs a, OnePair b) {
     asm("vpdpwssd %2,%1,%0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // compilers copy and spill the sums of the intrinsic
     return sum;
 }
 PL_INLINE void store_shorts(int16_t* p, Ints a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 typedef int32_t __attribute__((may_alias)) FourBytes;
-// Lane i: sum + the dot product of its four codes with the four signed bytes at x. bits: how large codes are.
-template <int bits>
-PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* x) {
+// Lane i: sum + the dot product of its four codes with signed bytes of a row, from 4 * four on. bits: how large codes
+// are.
+template <int bits, int four>
+PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* row) {
     // Written out because compilers load the broadcast apart, which takes a second issue slot.
-    asm("vpdpbusd %2%{1to16%},%1,%0" : "+v"(sum.v) : "v"(w.v), "m"(*(const FourBytes*)x));
+    asm("vpdpbusd %2%{1to16%},%1,%0" : "+v"(sum.v) : "v"(w.v), "m"(*(const FourBytes*)(row + 4 * four)));
     return sum;
 }
 

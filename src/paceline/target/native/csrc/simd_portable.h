@@ -8,11 +8,13 @@ namespace PACELINE_PATH {
 constexpr int kStripRows = 4;
 constexpr int kQueryBlock = 3;
 constexpr int kWide = 2;
+constexpr bool kSignedDots = false;
 
 struct Floats { float v[16]; };
 struct Ints { int32_t v[16]; };
 struct Codes { uint8_t v[64]; };
 struct Pairs { int16_t v[32]; };
+using OnePair = Pairs;
 
 #define PL_LANES for (int i = 0; i < 16; ++i)
 
@@ -73,19 +75,19 @@ PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
     for (int i = 0; i < 64; ++i) nibbles.v[i] |= (uint8_t)((crumbs.v[i] >> 2 * pair & 3) << 4);
     return nibbles;
 }
-template <int bits>
-PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* x) {
-    PL_LANES for (int j = 0; j < 4; ++j) sum.v[i] += w.v[4 * i + j] * x[j];
+template <int bits, int four>
+PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* row) {
+    PL_LANES for (int j = 0; j < 4; ++j) sum.v[i] += w.v[4 * i + j] * row[4 * four + j];
     return sum;
 }
 
 PL_INLINE Pairs load_pairs(const int16_t* p) { Pairs r; std::memcpy(r.v, p, 64); return r; }
-PL_INLINE Pairs all_pairs(const int16_t* p) {
+PL_INLINE OnePair all_pairs(const int16_t* p) {
     Pairs r;
     PL_LANES { r.v[2 * i] = p[0]; r.v[2 * i + 1] = p[1]; }
     return r;
 }
-PL_INLINE Ints dot(Ints sum, Pairs a, Pairs b) {
+PL_INLINE Ints dot(Ints sum, Pairs a, OnePair b) {
     PL_LANES sum.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
     return sum;
 }
