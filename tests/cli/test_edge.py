@@ -8,9 +8,10 @@ import pytest
 
 from support.clients import fails, run
 from support.servers import toy_running
-from support.split_server import SplitServer
+from support.split_server import LONG_MS, SplitServer
 
 PROMPT = ("--prompt", "one two three one two three one", "--max-tokens", "60", "--seed", "7")
+PATIENT = ("--mode", "patient", "--wait-ms", str(LONG_MS))
 BODY: dict[str, Any] = {"prompt": PROMPT[1], "max_tokens": 60, "seed": 7, "temperature": 0.8}
 
 
@@ -43,7 +44,7 @@ def test_text_and_figures_are_printed(split_server: SplitServer, capsys: pytest.
 def test_answers_are_remembered_in_a_file(
     tmp_path: Path, split_server: SplitServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history = ("--history", str(tmp_path / "h"), "--drafter", "suffix", "--only-edge", "--mode", "patient")
+    history = ("--history", str(tmp_path / "h"), "--drafter", "suffix", "--only-edge", *PATIENT)
     first = json.loads(edge(capsys, split_server, "--json", *history)[0])
     second = json.loads(edge(capsys, split_server, "--json", *history)[0])
     assert second["token_ids"] == first["token_ids"]

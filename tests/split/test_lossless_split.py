@@ -13,7 +13,7 @@ from paceline.drafters.suffix import Suffix
 from paceline.split.edge import Edge, EdgeResult, EdgeSettings
 from paceline.split.wire import Mode
 from paceline.types import Ask, Draft, Drafter
-from support.split_server import SplitServer
+from support.split_server import LONG_MS, SplitServer
 
 MAX_BYTES = 60  # each way, for a token
 
@@ -90,7 +90,7 @@ def test_a_patient_server_needs_half_the_passes(split_server: SplitServer) -> No
     request = body(0.0)
     plain = split_server.tokens(request)
     result = run(
-        split_server.url, mailbox_only(request), [Ngram(), Suffix()], mode=Mode.PATIENT, wait_ms=2000
+        split_server.url, mailbox_only(request), [Suffix(), Ngram()], mode=Mode.PATIENT, wait_ms=LONG_MS
     )
     assert result.token_ids == plain
     assert 2 * result.passes <= len(plain)
@@ -126,7 +126,7 @@ def test_nothing_is_lost_or_repeated_by_a_hundred_cuts(
     rng, cuts, answers = random.Random(3), 0, 0
 
     async def one(seed: int, request: dict[str, Any]) -> EdgeResult:
-        faults = Network(split_server.port, 0.001, 0.002, lambda: rng.randrange(500, 1600))
+        faults = Network(split_server.port, 0.001, 0.002, lambda: rng.randrange(500, 1200))
         async with network(faults) as between:
             edge = Edge(between.url, [Ngram(), Suffix()], EdgeSettings(Mode(1 + seed % 2), 20))
             edge._vocabulary = await Edge(split_server.url, []).vocabulary()  # longer than a cut allows
@@ -137,7 +137,7 @@ def test_nothing_is_lost_or_repeated_by_a_hundred_cuts(
         result = asyncio.run(one(answers, request))
         assert result.token_ids == split_server.tokens(request)
         cuts, answers = cuts + result.reconnects, answers + 1
-        assert answers < 40, f"only {cuts} cuts"
+        assert answers < 100, f"only {cuts} cuts"
 
 
 @pytest.mark.parametrize("mode", [Mode.OPPORTUNISTIC, Mode.PATIENT])
