@@ -115,7 +115,7 @@ def test_drafts_that_are_rejected_lose_their_credit(mailbox: Mailbox, seq: Seq) 
         rejected(mailbox, seq)
     assert scores == sorted(scores, reverse=True)
     assert scores[-1] < 0.3 < 0.6 < scores[0]
-    assert len(scores) < 12
+    assert len(scores) < 16
 
 
 def test_of_drafts_without_credit_a_small_one_is_verified_now_and_then(mailbox: Mailbox, seq: Seq) -> None:

@@ -61,7 +61,9 @@ DRAFTERS: dict[str, Callable[[Sequence[int]], list[Drafter]]] = {
 
 
 def run(url: str, request: dict[str, Any], drafters: Sequence[Drafter], **settings: Any) -> EdgeResult:
-    return asyncio.run(Edge(url, drafters, EdgeSettings(**settings)).generate(request))
+    prediction = settings.pop("prediction", ())
+    edge = Edge(url, drafters, EdgeSettings(**settings))
+    return asyncio.run(edge.generate(request, prediction=prediction))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -95,6 +97,37 @@ def test_a_patient_server_needs_half_the_passes(split_server: SplitServer) -> No
     assert result.token_ids == plain
     assert 2 * result.passes <= len(plain)
     assert result.report["accepted_tokens"] >= len(plain) - result.passes
+
+
+def test_one_connection_serves_one_answer_after_another(split_server: SplitServer) -> None:
+    requests, connections = [body(0.8, seed) for seed in range(3)], list[None]()
+
+    async def test() -> list[EdgeResult]:
+        async with network(Network(split_server.port, cut_after=lambda: connections.append(None))) as between:
+            edge = Edge(between.url, [Suffix(), Ngram()], EdgeSettings(Mode.PATIENT, LONG_MS))
+            edge._vocabulary = await Edge(split_server.url, []).vocabulary()
+            async with edge:
+                assert len(await edge.round_trips_s(2)) == 2
+                return [await edge.generate(mailbox_only(request)) for request in requests]
+
+    results = asyncio.run(test())
+    assert [result.token_ids for result in results] == [split_server.tokens(request) for request in requests]
+    assert all(result.report["accepted_tokens"] > 0 for result in results)
+    assert len(connections) == 1
+
+
+def test_a_connection_that_was_closed_between_two_answers_is_replaced(split_server: SplitServer) -> None:
+    async def test() -> list[EdgeResult]:
+        results = []
+        async with network(Network(split_server.port)) as between, Edge(between.url, [Ngram()]) as edge:
+            for _ in range(3):
+                results.append(await edge.generate(body(0.8)))
+                between.cut_all()
+        return results
+
+    for result in asyncio.run(test()):
+        assert result.token_ids == split_server.tokens(body(0.8))
+        assert result.reconnects == 0
 
 
 def test_a_draft_of_the_whole_answer_comes_with_the_request(split_server: SplitServer) -> None:

@@ -31,7 +31,7 @@ class EdgeOptions:
     mode: Annotated[str, typer.Option(help=f"{', '.join(MODES)}: the server never waits, or a little.")] = (
         "opportunistic"
     )
-    wait_ms: Annotated[int, typer.Option(help="Patient: how long the server waits for a draft.")] = 500
+    wait_ms: Annotated[int, typer.Option(help="Patient: how long the server waits for a draft.")] = 2000
     only_edge: Annotated[bool, typer.Option("--only-edge", help="The server drafts nothing itself.")] = False
     history: Annotated[
         Path | None, typer.Option(help="A file in which suffix remembers answers from run to run.")

@@ -14,7 +14,7 @@ from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Scores, Seq, Verdict
 
 DECAY: Final = 0.95  # weight of earlier passes in the acceptance of one sequence
 PRIOR: Final = (2.0, 3.0)  # accepted of verified tokens, before any evidence
-MIN_CHANCE: Final = 0.15  # of the next drafted token: below it, nothing is worth waiting for
+MIN_CHANCE: Final = 0.1  # of the next drafted token: below it, nothing is worth waiting for
 MAX_MISSES: Final = 3  # waits in a row that brought nothing, before there are no more until a draft arrives
 PROBE: Final = 2  # tokens that are verified of a draft while drafts are rejected
 PROBE_EVERY: Final = 16  # tokens of the text between two such drafts

@@ -59,6 +59,7 @@ PATH: Final = "/v1/split"
 CLIENT: Final = f"paceline {__version__}"
 FIRST_DRAFT: Final = 10  # tokens: one block
 DRAFT_S: Final = 0.15  # that drafted tokens may wait for further ones
+MIN_CHANCE: Final = 0.2  # of the first token of a draft, where the drafter knows: one less likely is not sent
 RETRY_S: Final = (0.05, 2.0)  # before the first reconnection, and at most; doubled each time
 PROBE_TOKENS: Final = 16  # between two drafts while the server wants none
 _SMALL_FRAME: Final = 125  # bytes: a larger one has two more of length
@@ -70,10 +71,9 @@ Update = Callable[[tuple[int, ...], tuple[int, ...]], None]  # committed and pro
 @dataclass(frozen=True, slots=True)
 class EdgeSettings:
     mode: Mode = Mode.OPPORTUNISTIC
-    wait_ms: int = 500  # that the server waits for a draft at most, where the mode is patient
+    wait_ms: int = 2000  # that the server waits for a draft at most, where the mode is patient
     prompt_tail: int = 2048  # last tokens of the prompt to draft from
     reconnect_s: float = 60.0  # that a cut may last
-    prediction: tuple[int, ...] = ()  # tokens of the whole answer, sent with the request
 
     def __post_init__(self) -> None:
         require_min(self, wait_ms=0, prompt_tail=0, reconnect_s=0)
@@ -91,6 +91,10 @@ class Vocabulary:
     def of(cls, data: bytes) -> "Vocabulary":
         pieces, control = decode_vocabulary(data)
         return cls(pieces, control, fingerprint(pieces))
+
+    def hello(self) -> Hello:
+        """Of a client whose drafters speak these tokens."""
+        return Hello(self.fingerprint, client=CLIENT)
 
     def text(self, tokens: Sequence[int]) -> str:
         shown = (self.pieces[t] for t in tokens if t < len(self.pieces) and t not in self.control)
@@ -228,9 +232,12 @@ class _Connection:
             raise _Cut("the connection was closed")
         self.down += len(data) + (2 if len(data) <= _SMALL_FRAME else 4)
         try:
-            return decode_server(data)
+            message = decode_server(data)
         except WireError as error:
             raise _Cut(str(error)) from None
+        if isinstance(message, Welcome):
+            self.welcome = message
+        return message
 
     async def close(self) -> None:
         reader, ws, session = self._reader, self._ws, self._session
@@ -320,17 +327,20 @@ class Edge:
         except (aiohttp.ClientError, OSError) as error:
             raise PacelineError(f"{self._url} cannot be reached: {error}") from None
 
-    async def generate(self, body: Mapping[str, Any], update: Update | None = None) -> EdgeResult:
+    async def generate(
+        self, body: Mapping[str, Any], update: Update | None = None, prediction: Sequence[int] = ()
+    ) -> EdgeResult:
         """Answers a request: a body of /v1/chat/completions or /v1/completions.
 
-        update: called with the committed and the provisional tokens whenever they change.
+        update: called with the committed and the provisional tokens whenever they change. prediction: a draft
+        of the whole answer, sent with the request.
         """
         if self._connection is None:
             async with self:
-                return await self.generate(body, update)
+                return await self.generate(body, update, prediction)
         seeded = {**body, "seed": secrets.randbits(32) if body.get("seed") is None else body["seed"]}
         vocabulary = await self.vocabulary()
-        run = _Run(self._connection, self._drafting, self.settings, vocabulary, seeded, update)
+        run = _Run(self._connection, self._drafting, self.settings, vocabulary, seeded, update, prediction)
         return await run.finish()
 
     async def round_trips_s(self, count: int) -> list[float]:
@@ -338,9 +348,10 @@ class Edge:
         if self._connection is None:
             async with self:
                 return await self.round_trips_s(count)
+        vocabulary = await self.vocabulary()
         try:
             if not self._connection.is_open:
-                await self._connection.open(Hello(client=CLIENT))
+                await self._connection.open(vocabulary.hello())
             return [await self._round_trip_s(self._connection, number) for number in range(count)]
         except _Cut as cut:
             raise PacelineError(f"{self._url} cannot be reached: {cut}") from None
@@ -384,10 +395,11 @@ class _Drafting:
         if self._token_s:
             length = max(1, min(length, int(DRAFT_S / self._token_s)))
         begun = time.perf_counter()
-        tokens = (await self._run(self._drafters.draft, [Ask(seq, length)]))[0].tokens[:length]
-        if tokens:
-            self._token_s = (time.perf_counter() - begun) / len(tokens)
-        return tokens
+        (draft,) = await self._run(self._drafters.draft, [Ask(seq, length)])
+        if draft:
+            self._token_s = (time.perf_counter() - begun) / len(draft)
+        unlikely = bool(draft.scores) and draft.scores[0] < MIN_CHANCE
+        return () if unlikely else draft.tokens[:length]
 
 
 class _Run:
@@ -401,13 +413,14 @@ class _Run:
         vocabulary: Vocabulary,
         body: Mapping[str, Any],
         update: Update | None,
+        prediction: Sequence[int],
     ) -> None:
         self._connection, self._drafting, self._settings = connection, drafting, settings
         # Nobody is to wait for drafts that never come.
         impatient = settings.mode is Mode.PATIENT and not drafting.has_drafters
         self._mode = Mode.OPPORTUNISTIC if impatient else settings.mode
         self._vocabulary, self._update = vocabulary, update
-        self._body, self._prediction = json.dumps(body).encode(), settings.prediction
+        self._body, self._prediction = json.dumps(body).encode(), tuple(prediction)
         self._started = time.perf_counter()
         self._up, self._down = connection.up, connection.down  # before this answer
         self._opening = (0, 0)  # bytes up and down, before the first draft and commit
@@ -461,7 +474,7 @@ class _Run:
         """
         answer, connection = self._answer, self._connection
         if not connection.is_open:
-            await connection.open(Hello(self._vocabulary.fingerprint, client=CLIENT))
+            await connection.open(self._vocabulary.hello())
         self._number = self._read = 0
         self._pinged = time.perf_counter()
         await connection.send(Ping(1))
@@ -481,9 +494,7 @@ class _Run:
         await self._connection.send(Open(self._body, self._mode, settings.wait_ms, tail, prediction))
 
     async def _handle(self, message: ServerMessage) -> None:
-        if isinstance(message, Welcome):
-            self._connection.welcome = message
-        elif isinstance(message, Opened):
+        if isinstance(message, Opened):
             await self._opened(message)
         elif isinstance(message, Commit):
             self._committed(message)
@@ -491,7 +502,7 @@ class _Run:
             self._check_end(message)
         elif isinstance(message, Pong):
             self._rtt_ms = 1000 * (time.perf_counter() - self._pinged)
-        else:
+        elif isinstance(message, Error):
             await self._failed(message)
 
     async def _opened(self, message: Opened) -> None:
