@@ -1,6 +1,7 @@
 """The endpoint and its clients: resumed, lying, flooding, slow, without a key."""
 
 import asyncio
+import gc
 import json
 import random
 import re
@@ -16,10 +17,11 @@ import httpx
 import pytest
 
 from bench.network import Network, network
+from paceline.drafters.mailbox import _Box, _Post
 from paceline.drafters.ngram import Ngram
 from paceline.split import wire
 from paceline.split.edge import Edge, EdgeResult, ServerError
-from paceline.split.streams import MAX_TICKETS, MAX_TICKETS_OF_KEY, TICKET_S, Tickets
+from paceline.split.streams import MAX_TICKETS, MAX_TICKETS_OF_KEY, TICKET_S, Stream, Tickets
 from paceline.split.wire import (
     Cancel,
     Commit,
@@ -163,6 +165,35 @@ def test_a_flood_ends_its_connection_and_the_stream_can_be_resumed(
             return client.tokens
 
     assert tuple(run(test())) == split_server.tokens(LONG)
+
+
+def test_what_a_flood_leaves_is_bounded(start_split: Start) -> None:
+    """Drafts at the text and far from it, requests that nobody reads: of each a known number is held."""
+    running, split = start_split(replace(GENEROUS, messages_per_s=1_000_000, max_streams=3, detached_s=600))
+
+    async def flood() -> None:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            await client.open(LONG, **WAITING)
+            for number in range(1, 101):
+                await drafted(client, 2 * number, (number,) * wire.MAX_IDS)
+                await drafted(client, 2 * number + 1, (1,) * wire.MAX_IDS, base=number << 20)
+            await client.send(Ping(1))
+            while not isinstance(await client.receive(), Pong):
+                pass
+            assert held(DraftMessage) <= 3  # here and there, one in each hand
+
+    def held(*kinds: type) -> int:
+        gc.collect()
+        return sum(isinstance(found, kinds) for found in gc.get_objects())
+
+    before = held(Stream, _Post, _Box)
+    for _ in range(8):
+        run(flood())
+    assert until(lambda: running.in_flight == 0, 60)
+    assert until(lambda: len(split.mailbox) == 0, 60)
+    assert len(split.streams) == 3
+    assert held(Stream, _Post, _Box) - before <= 3
 
 
 @pytest.mark.parametrize(
@@ -480,9 +511,8 @@ def test_an_answer_survives_a_restart_of_the_server(split_server: SplitServer, s
                 return next(cuts, None)
 
             between.cut_after = cut_after
-            edge = Edge(between.url, [Ngram()])
-            edge._vocabulary = await Edge(split_server.url, []).vocabulary()
-            return await edge.generate(LONG)
+            vocabulary = await Edge(split_server.url, []).vocabulary()
+            return await Edge(between.url, [Ngram()], vocabulary=vocabulary).generate(LONG)
 
     result = run(test())
     assert result.token_ids == split_server.tokens(LONG)

@@ -104,9 +104,9 @@ def test_one_connection_serves_one_answer_after_another(split_server: SplitServe
 
     async def test() -> list[EdgeResult]:
         async with network(Network(split_server.port, cut_after=lambda: connections.append(None))) as between:
-            edge = Edge(between.url, [Suffix(), Ngram()], EdgeSettings(Mode.PATIENT, LONG_MS))
-            edge._vocabulary = await Edge(split_server.url, []).vocabulary()
-            async with edge:
+            vocabulary = await Edge(split_server.url, []).vocabulary()
+            settings = EdgeSettings(Mode.PATIENT, LONG_MS)
+            async with Edge(between.url, [Suffix(), Ngram()], settings, vocabulary=vocabulary) as edge:
                 assert len(await edge.round_trips_s(2)) == 2
                 return [await edge.generate(mailbox_only(request)) for request in requests]
 
@@ -161,8 +161,9 @@ def test_nothing_is_lost_or_repeated_by_a_hundred_cuts(
     async def one(seed: int, request: dict[str, Any]) -> EdgeResult:
         faults = Network(split_server.port, 0.001, 0.002, lambda: rng.randrange(500, 1200))
         async with network(faults) as between:
-            edge = Edge(between.url, [Ngram(), Suffix()], EdgeSettings(Mode(1 + seed % 2), 20))
-            edge._vocabulary = await Edge(split_server.url, []).vocabulary()  # longer than a cut allows
+            vocabulary = await Edge(split_server.url, []).vocabulary()  # longer than a cut allows
+            settings = EdgeSettings(Mode(1 + seed % 2), 20)
+            edge = Edge(between.url, [Ngram(), Suffix()], settings, vocabulary=vocabulary)
             return await edge.generate(mailbox_only(request))
 
     while cuts < 100:

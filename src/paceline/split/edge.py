@@ -281,7 +281,8 @@ class Edge:
     """A client of one server. Answers come one after the other; drafters remember them.
 
     As a context manager it keeps its connection from answer to answer, which saves two round trips each.
-    url: of the server, http or https. drafters: names in order are those of `paceline.drafters`.
+    url: of the server, http or https. drafters: in their order; they draft in the ids of the server's
+    vocabulary. vocabulary: the server's, where it is known already.
     """
 
     def __init__(
@@ -290,6 +291,7 @@ class Edge:
         drafters: Sequence[Drafter],
         settings: EdgeSettings | None = None,
         api_key: str | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.settings = settings or EdgeSettings()
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -297,7 +299,7 @@ class Edge:
             raise UsageError(f"{url!r} is no address of a server: expected http://HOST:PORT")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._drafting = _Drafting(drafters)
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary = vocabulary
         self._connection: _Connection | None = None  # within the context
 
     async def __aenter__(self) -> "Edge":
