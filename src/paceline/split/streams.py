@@ -159,25 +159,28 @@ class Tickets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tickets: dict[bytes, tuple[float, Key | None, str]] = {}  # oldest first
+        self._of_key: dict[str, dict[bytes, None]] = {}  # by the key's name, oldest first
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def issue(self, key: Key | None, origin: str) -> str:
         self._expire()
-        own = [name for name, (_, owner, _) in self._tickets.items() if owner == key]
+        own = self._of_key.get(_owner(key), {})
         if len(own) >= MAX_TICKETS_OF_KEY:
-            del self._tickets[own[0]]
+            self._take(next(iter(own)))
         elif len(self._tickets) >= MAX_TICKETS:
-            del self._tickets[next(iter(self._tickets))]
+            self._take(next(iter(self._tickets)))
         ticket = secrets.token_urlsafe(24)
-        self._tickets[_name(ticket.encode())] = (self._clock() + TICKET_S, key, origin)
+        name = _name(ticket.encode())
+        self._tickets[name] = (self._clock() + TICKET_S, key, origin)
+        self._of_key.setdefault(_owner(key), {})[name] = None
         return ticket
 
     def redeem(self, ticket: str, origin: str) -> Key | None:
         """The key that the ticket was issued for."""
         self._expire()
-        found = self._tickets.pop(_name(ticket.encode()), None)
+        found = self._take(_name(ticket.encode()))
         if found is None or found[2] != origin:
             raise ApiError(
                 401,
@@ -188,10 +191,23 @@ class Tickets:
             )
         return found[1]
 
+    def _take(self, name: bytes) -> tuple[float, Key | None, str] | None:
+        found = self._tickets.pop(name, None)
+        if found is not None:
+            own = self._of_key[_owner(found[1])]
+            del own[name]
+            if not own:
+                del self._of_key[_owner(found[1])]
+        return found
+
     def _expire(self) -> None:
         now = self._clock()
-        while self._tickets and (oldest := next(iter(self._tickets))) and self._tickets[oldest][0] < now:
-            del self._tickets[oldest]
+        while self._tickets and self._tickets[oldest := next(iter(self._tickets))][0] < now:
+            self._take(oldest)
+
+
+def _owner(key: Key | None) -> str:
+    return "" if key is None else key.name
 
 
 def _name(secret: bytes) -> bytes:
