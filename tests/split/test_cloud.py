@@ -35,6 +35,7 @@ from paceline.split.wire import (
     Opened,
     Ping,
     Pong,
+    Reading,
     Resume,
     extend_hash,
 )
@@ -282,6 +283,38 @@ def test_a_request_is_refused_as_over_http_and_the_next_one_is_served(
     assert not error.closes
     assert error.status in (400, 404)
     assert tuple(tokens) == split_server.tokens(BODY)
+
+
+# Patience
+
+
+def test_a_drafter_that_still_reads_is_waited_for(split_server: SplitServer) -> None:
+    split, plain = split_server.split, split_server.tokens(BODY)
+
+    async def test() -> tuple[int, Commit | End]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split.fingerprint)
+            opened = await client.open(BODY, **WAITING)
+            await client.send(Reading())
+            await client.commit()
+            await client.send(Ping(1))
+            assert await client.receive() == Pong(1)  # so the server knows that it reads
+            stream = split.streams.find(opened.secret)
+            assert stream is not None
+            split.mailbox.set_patience(stream.output.seq.id, replace(stream.patience, wait_s=0.001))
+            split._wake_engine()
+            await asyncio.sleep(0.2)
+            before = len(stream.tokens)
+            await drafted(client, 1, plain[before:])
+            message = await client.commit()
+            await client.rest()
+            assert tuple(client.tokens) == plain
+            return before, message
+
+    before, message = run(test())
+    assert before == 1
+    assert isinstance(message, Commit)
+    assert message.accepted == split_server.llm.spec.max_draft
 
 
 # Connections

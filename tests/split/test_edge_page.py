@@ -341,5 +341,8 @@ def test_a_model_in_the_browser_drafts_for_the_same_model_on_the_server(
         text, figures = answer(browser_page)
         assert browser_page.evaluate("crossOriginIsolated")
         assert (text, figures["tokens"]) == plain(found, prompt, 32, temperature=0, seed=7)
-    assert figures["accepted"] <= figures["tokens"]  # how many come in time is the machine's affair
+    assert figures["accepted"] == figures["tokens"] - figures["passes"]
+    assert (
+        2 * figures["passes"] <= figures["tokens"]
+    )  # of the first answer, whose prompt is read in WebAssembly
     assert "The model is here" in str(browser_page.locator("#drafter-note").text_content())

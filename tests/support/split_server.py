@@ -16,7 +16,13 @@ from support.servers import NAME, Running, toy_running
 PLAIN = SpecConfig(("none",), max_draft=0)
 LONG_MS = 60_000  # that servers of tests wait for a draft, if they are asked to: no machine is that slow
 GENEROUS = SplitLimits(
-    max_wait_s=LONG_MS / 1000, hello_timeout_s=60, idle_timeout_s=600, write_timeout_s=600, detached_s=20
+    detached_s=20,
+    hello_timeout_s=60,
+    idle_timeout_s=600,
+    write_timeout_s=600,
+    max_wait_s=LONG_MS / 1000,
+    max_reading_s=600,
+    max_patience_s=600,
 )
 
 

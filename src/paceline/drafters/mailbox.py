@@ -114,7 +114,7 @@ class Mailbox(Drafter):
     def read_on(self, seq_id: str) -> None:
         """The client's drafter still reads the prompt: until the next post, more patience is due."""
         if (box := self._boxes.get(seq_id)) is not None:
-            box.reading = True
+            box.reading, box.misses = True, 0
 
     def post(self, seq_id: str, base: int, tokens: Sequence[int]) -> bool:
         """Replaces the sequence's draft. base: tokens of the output before it. False: it is unknown.
