@@ -2,9 +2,10 @@
 
 A server of `paceline serve --split` runs in a process of its own; a proxy delays every byte by half the round
 trip each way. For each prompt and round trip all ways are measured in turn, in one run: plain streaming over
-HTTP, streaming where the server drafts for itself, and the split modes with drafts of this side only (n-gram
-and suffix, which remember the answers before). One-shot gets the answer itself with every tenth token
-replaced, as for an edit. All texts must be equal. Times are ratios to plain streaming of the same prompts;
+HTTP, streaming where the server drafts for itself, and the split modes with drafts of this side only (suffix
+and n-gram, which remember the answers before). One-shot gets the answer itself with every tenth token
+replaced, as for an edit. All connections are warm, HTTP's and WebSockets': a round trip that is not counted
+goes before each answer. All texts must be equal. Times are ratios to plain streaming of the same prompts;
 bytes are those of messages after the opening, for each token.
 """
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ from paceline.drafters.suffix import Suffix
 from paceline.split.edge import Edge, EdgeResult, EdgeSettings
 from paceline.split.wire import Mode
 from paceline.text import Tokenizer
-from paceline.types import Drafter
 
 RESULT: Final = "split"
 ROUND_TRIPS_MS: Final = (0, 20, 80, 200)
@@ -62,11 +62,13 @@ class Sample:
     down: int = 0
 
 
-async def streamed(url: str, way: str, body: dict[str, Any]) -> Sample:
+async def streamed(session: aiohttp.ClientSession, url: str, way: str, body: dict[str, Any]) -> Sample:
     """An answer over HTTP, as any client reads it."""
+    async with session.get(f"{url}/health") as warmed:
+        await warmed.read()
     started, first, parts, passes, tokens = time.perf_counter(), 0.0, list[str](), 0, 0
     request = {**body, "stream": True, "stream_options": {"include_usage": True}, "metrics": "summary"}
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=request) as got:
+    async with session.post(f"{url}/v1/completions", json=request) as got:
         got.raise_for_status()
         async for line in got.content:
             if not line.startswith(b"data: {"):
@@ -80,8 +82,9 @@ async def streamed(url: str, way: str, body: dict[str, Any]) -> Sample:
     return Sample(way, "".join(parts), time.perf_counter() - started, first, passes, tokens)
 
 
-async def split(edge: Edge, way: str, body: dict[str, Any]) -> Sample:
-    result: EdgeResult = await edge.generate(body)
+async def split(edge: Edge, way: str, body: dict[str, Any], prediction: Sequence[int] = ()) -> Sample:
+    await edge.round_trips_s(1)
+    result: EdgeResult = await edge.generate(body, prediction=prediction)
     return Sample(
         way,
         result.text,
@@ -99,10 +102,13 @@ async def measure(
     port: int, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, rtt_ms: int
 ) -> list[list[Sample]]:
     """By prompt: the samples of all ways. Drafters keep what they learned, as on a device."""
-    drafters: dict[str, list[Drafter]] = {way: [Ngram(), Suffix()] for way in WAYS}
-    async with network(Network(port, rtt_ms / 2000)) as between:
-        vocabulary = await Edge(between.url, []).vocabulary()
-        measured, known = list[list[Sample]](), tuple[int, ...]()
+    async with network(Network(port, rtt_ms / 2000)) as between, AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        edges = dict[str, Edge]()
+        for way, (mode, _) in WAYS.items():
+            edge = Edge(between.url, [Suffix(), Ngram()], EdgeSettings(mode))
+            edges[way] = await stack.enter_async_context(edge)
+        measured = list[list[Sample]]()
         for seed, prompt in enumerate(prompts):
             body = {
                 "prompt": list(prompt),
@@ -112,17 +118,12 @@ async def measure(
                 "remember": False,  # the same prompts come again
             }
             samples = [
-                await streamed(between.url, PLAIN_WAY, body | PLAIN),
-                await streamed(between.url, SERVER_WAY, body),
+                await streamed(session, between.url, PLAIN_WAY, body | PLAIN),
+                await streamed(session, between.url, SERVER_WAY, body),
             ]
             for way in ("opportunistic", "patient", "one-shot"):
-                mode, spec = WAYS[way]
-                prediction = _edited(known) if mode is Mode.ONE_SHOT else ()
-                settings = EdgeSettings(mode, max(50, 4 * rtt_ms), prediction=prediction)
-                edge = Edge(between.url, drafters[way], settings)
-                edge._vocabulary = vocabulary
-                samples.append(await split(edge, way, body | spec))
-                known = samples[-1].token_ids
+                known = _edited(samples[-1].token_ids) if way == "one-shot" else ()
+                samples.append(await split(edges[way], way, body | WAYS[way][1], known))
             measured.append(samples)
     return measured
 

@@ -128,7 +128,8 @@ class LLM:
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
         limits = GrammarLimits(config.max_grammar_s, config.max_grammar_mb, config.max_fixed_text)
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits)
-        controller = Rate(self.cost or None)
+        private = {name for name, drafter in self.drafters.items() if getattr(drafter, "private", False)}
+        controller = Rate(self.cost or None, private)
         self.saved_estimates = SavedEstimates(
             estimates_path(machine_key(self.target)), controller.estimates, self.drafters
         )

@@ -346,6 +346,7 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states `on_hidden` receives
     interleaves: bool = False  # in a list, others continue its drafts and it continues theirs
+    private: bool = False  # its drafts for one sequence tell nothing of those for another: clients make them
     # Of its weights and settings: saved estimates about it hold while this is the same. "": none are saved.
     fingerprint: str = ""
 

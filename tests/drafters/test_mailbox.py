@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters import model_free
-from paceline.drafters.mailbox import MAX_MISSES, Mailbox
+from paceline.drafters.mailbox import MAX_MISSES, PROBE, PROBE_EVERY, Mailbox, Patience
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
@@ -40,7 +40,7 @@ def mailbox() -> Mailbox:
 
 @pytest.fixture
 def seq() -> Seq:
-    return Seq("a", [1, 2, 3], 2)  # one token of output
+    return Seq("a", [1, 2, 3], 2, spec=SPEC)  # one token of output
 
 
 def test_a_post_at_the_end_of_the_text_is_the_draft(mailbox: Mailbox, seq: Seq) -> None:
@@ -101,19 +101,31 @@ def test_nothing_is_kept_for_sequences_that_nobody_has_opened(mailbox: Mailbox) 
     assert len(mailbox) == 0
 
 
-def test_drafts_that_are_rejected_lose_their_credit(mailbox: Mailbox, seq: Seq) -> None:
-    def score() -> float:
-        mailbox.post("a", len(seq.output), (10,))
-        return mailbox.draft([Ask(seq, 8)])[0].scores[0]
-
-    scores = [score()]
-    for _ in range(10):
-        wrong = Draft((10,), None, ("mailbox",))
+def rejected(mailbox: Mailbox, seq: Seq, times: int = 1) -> None:
+    for _ in range(times):
         seq.tokens.append(11)
-        mailbox.observe([seq], [Verdict((), 11, wrong)], NO_SCORES)
-        scores.append(score())
+        mailbox.observe([seq], [Verdict((), 11, Draft((10,), None, ("mailbox",)))], NO_SCORES)
+
+
+def test_drafts_that_are_rejected_lose_their_credit(mailbox: Mailbox, seq: Seq) -> None:
+    scores = list[float]()
+    while mailbox.useful("a"):
+        mailbox.post("a", len(seq.output), (10, 12, 13))
+        scores.append(mailbox.draft([Ask(seq, 8)])[0].scores[0])
+        rejected(mailbox, seq)
     assert scores == sorted(scores, reverse=True)
     assert scores[-1] < 0.3 < 0.6 < scores[0]
+    assert len(scores) < 16
+
+
+def test_of_drafts_without_credit_a_small_one_is_verified_now_and_then(mailbox: Mailbox, seq: Seq) -> None:
+    rejected(mailbox, seq, 40)
+    verified = []
+    for _ in range(3 * PROBE_EVERY):
+        mailbox.post("a", len(seq.output), (10,) * 8)
+        verified.append(len(drafted(mailbox, seq)))
+        rejected(mailbox, seq)
+    assert verified == 3 * [PROBE, *[0] * (PROBE_EVERY - 1)]
 
 
 @given(
@@ -145,7 +157,7 @@ def clock() -> Clock:
 @pytest.fixture
 def patient(clock: Clock) -> Mailbox:
     made = Mailbox(clock)
-    made.open("a", vocab_size=100, wait_s=2.0)
+    made.open("a", vocab_size=100, patience=Patience(2.0, reading_s=30.0, total_s=50.0))
     return made
 
 
@@ -177,10 +189,66 @@ def test_nobody_is_waited_for_who_never_sends(patient: Mailbox, seq: Seq, clock:
 
 
 def test_nobody_is_waited_for_whose_drafts_are_wrong(patient: Mailbox, seq: Seq) -> None:
-    for _ in range(40):
-        seq.tokens.append(11)
-        patient.observe([seq], [Verdict((), 11, Draft((10,), None, ("mailbox",)))], NO_SCORES)
+    rejected(patient, seq, 40)
     assert patient.held_until(seq) == 0.0
+
+
+def test_the_rest_of_a_draft_ends_the_wait_only_if_it_fills_a_pass(patient: Mailbox, seq: Seq) -> None:
+    patient.post("a", 1, (10,) * 12)
+    seq.tokens += [10] * 4
+    assert patient.held_until(seq) == 0.0  # 8 are left
+    seq.tokens.append(10)
+    assert patient.held_until(seq) > 0
+    assert drafted(patient, seq) == (10,) * 7
+    patient.post("a", 6, (10,) * 3)  # an answer, however short
+    assert patient.held_until(seq) == 0.0
+    seq.tokens += [10] * 3  # nothing is left of it: that is no answer
+    assert patient.held_until(seq) > 0
+
+
+def test_nobody_is_waited_for_where_no_draft_fits(patient: Mailbox, seq: Seq) -> None:
+    seq.params = SamplingParams(max_tokens=2)
+    assert patient.held_until(seq) == 0.0
+    seq.params = SamplingParams(max_tokens=3)
+    assert patient.held_until(seq) > 0
+
+
+def passed(mailbox: Mailbox, seq: Seq) -> None:
+    seq.tokens.append(5)
+    mailbox.observe([seq], [Verdict((), 5)], NO_SCORES)
+
+
+def test_a_drafter_that_reads_the_prompt_gets_more_time_until_its_first_draft(
+    patient: Mailbox, seq: Seq, clock: Clock
+) -> None:
+    clock.now = 7.0
+    passed(patient, seq)
+    assert patient.held_until(seq) == 9.0
+    patient.read_on("a")
+    clock.now = 9.5
+    assert patient.held_until(seq) == 37.0
+    clock.now = 11.0
+    passed(patient, seq)  # the time counts from the first token on
+    assert patient.held_until(seq) == 37.0
+    patient.post("a", 2, (8,))
+    assert patient.held_until(seq) == 13.0
+    clock.now = 36.0
+    passed(patient, seq)
+    patient.read_on("a")
+    assert patient.held_until(seq) == 38.0  # as much as anybody gets
+
+
+def test_patience_ends_whatever_a_client_does(patient: Mailbox, seq: Seq, clock: Clock) -> None:
+    passed(patient, seq)
+    for _ in range(100):
+        end = patient.held_until(seq)
+        if end <= clock.now:
+            break
+        clock.now = end - 0.01  # just in time, each time, and right
+        patient.post("a", len(seq.output), (5,))
+        seq.tokens.append(5)
+        patient.observe([seq], [Verdict((0,), 5, Draft((5,), None, ("mailbox",)))], NO_SCORES)
+    assert 49 < clock.now <= 50
 
 
 def run_together(patience_s: float) -> dict[str, tuple[list[int], int]]:
@@ -208,7 +276,7 @@ def run_together(patience_s: float) -> dict[str, tuple[list[int], int]]:
             done[r.request].set()
 
     if patience_s:
-        mailbox.open("a", target.vocab_size, patience_s)
+        mailbox.open("a", target.vocab_size, Patience(patience_s))
         seqs[0].held_until = lambda: mailbox.held_until(seqs[0])
     for seq in seqs:
         thread.submit(seq, deliver, lambda error: None)

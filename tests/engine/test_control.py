@@ -185,6 +185,14 @@ def test_a_boaster_is_believed_less_and_earns_it_back() -> None:
     assert trimmed(rate, [s], [draft]) == [2]
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_a_client_that_lies_costs_others_nothing_where_drafts_are_private(private: bool) -> None:
+    rate, draft = Rate(lambda rows, context: 1 + 0.3 * (rows - 1), LIST if private else ()), sure(0.9, 0.9)
+    run(rate, seq("liar"), draft, 0, rounds=80)
+    assert trimmed(rate, [seq("honest")], [draft]) == ([2] if private else [0])
+    assert bool(rate.estimates.acceptance or rate.estimates.gains) is not private
+
+
 def test_a_draft_that_was_cut_is_compared_with_the_text_that_comes() -> None:
     """Two tokens that no pass verified, right and right, then wrong and right."""
     learned = []

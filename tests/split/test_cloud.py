@@ -1,12 +1,14 @@
 """The endpoint and its clients: resumed, lying, flooding, slow, without a key."""
 
 import asyncio
+import gc
 import json
 import random
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +17,11 @@ import httpx
 import pytest
 
 from bench.network import Network, network
+from paceline.drafters.mailbox import _Box, _Post
 from paceline.drafters.ngram import Ngram
 from paceline.split import wire
-from paceline.split.cloud import SplitLimits
-from paceline.split.edge import Edge, EdgeResult, EdgeSettings, ServerError
-from paceline.split.streams import MAX_TICKETS, TICKET_S, Tickets
+from paceline.split.edge import Edge, EdgeResult, ServerError
+from paceline.split.streams import MAX_TICKETS, MAX_TICKETS_OF_KEY, TICKET_S, Stream, Tickets
 from paceline.split.wire import (
     Cancel,
     Commit,
@@ -33,25 +35,38 @@ from paceline.split.wire import (
     Opened,
     Ping,
     Pong,
+    Reading,
     Resume,
     extend_hash,
 )
 from paceline.trace.store import Store
 from paceline.web import api_keys
 from paceline.web.api_errors import ApiError
+from paceline.web.api_keys import Key
 from support.servers import until
 from support.split_client import Closed, RawClient, raw_client
-from support.split_server import SplitServer, Start
+from support.split_server import GENEROUS, LONG_MS, SplitServer, Start
 
 T = TypeVar("T")
 
 BODY: dict[str, Any] = {"prompt": "one two three one two", "max_tokens": 60, "temperature": 0.8, "seed": 5}
 LONG = {**BODY, "max_tokens": 400}
-ENDLESS = {**BODY, "max_tokens": 6000, "ignore_eos": True}
+# An answer that is not complete before the test wants it: the server waits for a draft that never comes.
+WAITING: dict[str, Any] = {"mode": Mode.PATIENT, "wait_ms": LONG_MS}
 
 
 def run(test: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(test, 100))
+
+
+async def follow(client: RawClient, text: Sequence[int]) -> End:
+    """Reads the answer to its end; a patient server gets the text itself as drafts."""
+    for number in count(1):
+        at = len(client.tokens)
+        await drafted(client, number, tuple(text[at : at + wire.MAX_IDS]))
+        if isinstance(message := await client.commit(), End):
+            return message
+    raise AssertionError
 
 
 async def drafted(client: RawClient, number: int, tokens: tuple[int, ...], **changed: Any) -> DraftMessage:
@@ -125,10 +140,14 @@ def test_drafts_of_another_vocabulary_are_dropped_and_the_text_is_streamed(split
     assert json.loads(end.report)["drafted_tokens"] == 0
 
 
-def test_a_flood_ends_its_connection_and_the_stream_can_be_resumed(split_server: SplitServer) -> None:
+def test_a_flood_ends_its_connection_and_the_stream_can_be_resumed(
+    split_server: SplitServer, start_split: Start
+) -> None:
+    running, split = start_split(replace(GENEROUS, messages_per_s=1))
+
     async def test() -> list[int]:
-        async with raw_client(split_server.url) as client:
-            await client.hello(split_server.split.fingerprint)
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
             opened = await client.open(LONG)
             errors: list[str] = []
             with suppress(Closed, ConnectionError, aiohttp.ClientError):
@@ -139,14 +158,43 @@ def test_a_flood_ends_its_connection_and_the_stream_can_be_resumed(split_server:
                     errors += [message.name] if isinstance(message, Error) else []
             assert errors in ([], ["too_many_messages"])  # none if the flood's own bytes hid it
             assert client.ws.closed
-        async with raw_client(split_server.url) as client:
-            await client.hello(split_server.split.fingerprint)
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
             await client.send(Resume(opened.secret, 0, opened.hash))
             assert isinstance(await client.receive(), Opened)
             await client.rest()
             return client.tokens
 
     assert tuple(run(test())) == split_server.tokens(LONG)
+
+
+def test_what_a_flood_leaves_is_bounded(start_split: Start) -> None:
+    """Drafts at the text and far from it, requests that nobody reads: of each a known number is held."""
+    running, split = start_split(replace(GENEROUS, messages_per_s=1_000_000, max_streams=3, detached_s=600))
+
+    async def flood() -> None:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            await client.open(LONG, **WAITING)
+            for number in range(1, 101):
+                await drafted(client, 2 * number, (number,) * wire.MAX_IDS)
+                await drafted(client, 2 * number + 1, (1,) * wire.MAX_IDS, base=number << 20)
+            await client.send(Ping(1))
+            while not isinstance(await client.receive(), Pong):
+                pass
+            assert held(DraftMessage) <= 3  # here and there, one in each hand
+
+    def held(*kinds: type) -> int:
+        gc.collect()
+        return sum(isinstance(found, kinds) for found in gc.get_objects())
+
+    before = held(Stream, _Post, _Box)
+    for _ in range(8):
+        run(flood())
+    assert until(lambda: running.in_flight == 0, 60)
+    assert until(lambda: len(split.mailbox) == 0, 60)
+    assert len(split.streams) == 3
+    assert held(Stream, _Post, _Box) - before <= 3
 
 
 @pytest.mark.parametrize(
@@ -177,7 +225,7 @@ def test_messages_out_of_turn_end_the_connection(split_server: SplitServer) -> N
                 pass
             return got.name
 
-    hello, request = Hello(split_server.split.fingerprint), Open(json.dumps(LONG).encode())
+    hello, request = Hello(split_server.split.fingerprint), Open(json.dumps(LONG).encode(), **WAITING)
     assert run(answer_to(Ping(1))) == "malformed_message"
     assert run(answer_to(hello, hello)) == "malformed_message"
     assert run(answer_to(hello, request, request)) == "busy"
@@ -237,6 +285,38 @@ def test_a_request_is_refused_as_over_http_and_the_next_one_is_served(
     assert tuple(tokens) == split_server.tokens(BODY)
 
 
+# Patience
+
+
+def test_a_drafter_that_still_reads_is_waited_for(split_server: SplitServer) -> None:
+    split, plain = split_server.split, split_server.tokens(BODY)
+
+    async def test() -> tuple[int, Commit | End]:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split.fingerprint)
+            opened = await client.open(BODY, **WAITING)
+            await client.send(Reading())
+            await client.commit()
+            await client.send(Ping(1))
+            assert await client.receive() == Pong(1)  # so the server knows that it reads
+            stream = split.streams.find(opened.secret)
+            assert stream is not None
+            split.mailbox.set_patience(stream.output.seq.id, replace(stream.patience, wait_s=0.001))
+            split._wake_engine()
+            await asyncio.sleep(0.2)
+            before = len(stream.tokens)
+            await drafted(client, 1, plain[before:])
+            message = await client.commit()
+            await client.rest()
+            assert tuple(client.tokens) == plain
+            return before, message
+
+    before, message = run(test())
+    assert before == 1
+    assert isinstance(message, Commit)
+    assert message.accepted == split_server.llm.spec.max_draft
+
+
 # Connections
 
 
@@ -276,7 +356,8 @@ def test_another_connection_takes_a_stream_over(split_server: SplitServer) -> No
         async with raw_client(split_server.url) as first, raw_client(split_server.url) as second:
             for client in (first, second):
                 await client.hello(split_server.split.fingerprint)
-            opened = await first.open(LONG)
+            opened = second.opened = await first.open(LONG, **WAITING)
+            await drafted(first, 1, split_server.tokens(LONG)[:5])
             while len(first.tokens) < 5:
                 await first.commit()
             second.tokens = first.tokens[:5]
@@ -284,7 +365,7 @@ def test_another_connection_takes_a_stream_over(split_server: SplitServer) -> No
             again = await second.receive()
             assert isinstance(again, Opened)
             assert again.secret == opened.secret
-            await second.rest()
+            await follow(second, split_server.tokens(LONG))
             with suppress(Closed):
                 while True:  # its own commits, then the end of the connection
                     assert isinstance(await first.receive(), Commit)
@@ -321,6 +402,7 @@ def test_a_reader_that_is_slow_gets_everything_in_fewer_commits(split_server: Sp
             opened = await client.open(LONG)
         # Nobody is connected for a while: the answer is written all the same.
         stream = split_server.split.streams.find(opened.secret)
+        assert stream is not None
         while not stream.ended:
             await asyncio.sleep(0.01)
         async with raw_client(split_server.url) as client:
@@ -341,7 +423,7 @@ def test_a_cancelled_answer_ends_at_once(split_server: SplitServer) -> None:
     async def test() -> End:
         async with raw_client(split_server.url) as client:
             await client.hello(split_server.split.fingerprint)
-            await client.open(ENDLESS)
+            await client.open(LONG, **WAITING)
             await client.commit()
             await client.send(Cancel())
             return await client.rest()
@@ -352,12 +434,12 @@ def test_a_cancelled_answer_ends_at_once(split_server: SplitServer) -> None:
 
 
 def test_nobody_reads_an_answer_that_has_no_connection_for_long(start_split: Start) -> None:
-    running, split = start_split(SplitLimits(detached_s=0.2))
+    running, split = start_split(replace(GENEROUS, detached_s=0.2))
 
     async def test() -> None:
         async with raw_client(running.url) as client:
             await client.hello(split.fingerprint)
-            await client.open(ENDLESS)
+            await client.open(LONG)
             await client.commit()
 
     run(test())
@@ -366,53 +448,108 @@ def test_nobody_reads_an_answer_that_has_no_connection_for_long(start_split: Sta
     assert len(split.mailbox) == 0
 
 
-def test_limits_of_streams_and_time(start_split: Start) -> None:
-    running, split = start_split(SplitLimits(max_streams=2, hello_timeout_s=0.2, idle_timeout_s=0.3))
+@pytest.mark.parametrize("says_hello", [False, True])
+def test_a_connection_that_says_nothing_ends(says_hello: bool, start_split: Start) -> None:
+    running, split = start_split(replace(GENEROUS, **{SHORT[says_hello]: 0.2}))
+
+    async def test() -> None:
+        async with raw_client(running.url) as client:
+            if says_hello:
+                await client.hello(split.fingerprint)
+            with pytest.raises(Closed):
+                await client.receive()
+
+    run(test())
+
+
+SHORT = {False: "hello_timeout_s", True: "idle_timeout_s"}
+
+
+def test_streams_are_bounded_and_those_that_nobody_reads_make_room(start_split: Start) -> None:
+    running, split = start_split(replace(GENEROUS, max_streams=2, detached_s=600))
 
     async def opened(client: RawClient) -> wire.ServerMessage:
         await client.hello(split.fingerprint)
-        await client.send(Open(json.dumps(ENDLESS).encode()))
+        await client.send(Open(json.dumps(LONG).encode(), **WAITING))
         return await client.receive()
 
     async def test() -> None:
-        async with raw_client(running.url) as silent:
-            with pytest.raises(Closed):
-                await silent.receive()
-        async with raw_client(running.url) as idle:
-            await idle.hello(split.fingerprint)
-            with pytest.raises(Closed):
-                await idle.receive()
         async with raw_client(running.url) as a, raw_client(running.url) as b, raw_client(running.url) as c:
             assert isinstance(await opened(a), Opened)
             assert isinstance(await opened(b), Opened)
             refused = await opened(c)
             assert isinstance(refused, Error)
             assert (refused.status, refused.closes) == (429, False)
-        async with raw_client(running.url) as d:  # those that nobody reads any more make room
+        while any(stream.reader is not None for stream in split.streams):
+            await asyncio.sleep(0.01)
+        async with raw_client(running.url) as d:
             assert isinstance(await opened(d), Opened)
         assert len(split.streams) == 2
 
     run(test())
 
 
+def test_of_streams_that_nobody_reads_a_complete_one_goes_first(start_split: Start) -> None:
+    running, split = start_split(replace(GENEROUS, max_streams=2, detached_s=600))
+
+    async def leave(**options: Any) -> bytes:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            return (await client.open(LONG, **options)).secret
+
+    async def test() -> None:
+        incomplete = await leave(**WAITING)
+        await leave()
+        while not all(stream.reader is None for stream in split.streams):
+            await asyncio.sleep(0.01)
+        for stream in split.streams:  # without a reader nobody is waited for: both end
+            while not stream.ended:
+                await asyncio.sleep(0.01)
+        found = split.streams.find(incomplete)
+        assert found is not None
+        found.ended = False
+        await leave()
+        assert split.streams.find(incomplete) is found
+
+    run(test())
+
+
+def test_a_cancel_that_follows_at_once_leaves_nothing(split_server: SplitServer) -> None:
+    async def test() -> None:
+        async with raw_client(split_server.url) as client:
+            await client.hello(split_server.split.fingerprint)
+            for _ in range(20):
+                await client.send(Open(json.dumps(LONG).encode(), **WAITING))
+                await client.send(Cancel())
+                while not isinstance(message := await client.receive(), End):
+                    assert isinstance(message, Opened | Commit)
+                assert message.finish == Finish.CANCELLED
+
+    run(test())
+    assert until(lambda: split_server.running.in_flight == 0, 60)
+    assert until(lambda: len(split_server.split.mailbox) == 0, 60)
+
+
 def test_an_answer_survives_a_restart_of_the_server(split_server: SplitServer, start_split: Start) -> None:
     """The client opens its request again: the same text follows what it has."""
     other, split = start_split()
+    cuts = iter([1500])  # bytes: within the answer, whose 400 tokens alone have 1200
 
     async def test() -> EdgeResult:
-        async with network(Network(split_server.port, delay_s=0.002)) as between:
-            edge = Edge(between.url, [Ngram()], EdgeSettings())
+        async with network(Network(split_server.port)) as between:
 
-            def update(committed: tuple[int, ...], provisional: tuple[int, ...]) -> None:
-                if len(committed) >= 100 and between.port == split_server.port:
-                    between.port = int(other.url.rsplit(":", 1)[1])
-                    between.cut_all()
+            def cut_after() -> int | None:
+                """Of the first connection; later ones are to the other server."""
+                between.port = int(other.url.rsplit(":", 1)[1])
+                return next(cuts, None)
 
-            return await edge.generate(LONG, update)
+            between.cut_after = cut_after
+            vocabulary = await Edge(split_server.url, []).vocabulary()
+            return await Edge(between.url, [Ngram()], vocabulary=vocabulary).generate(LONG)
 
     result = run(test())
     assert result.token_ids == split_server.tokens(LONG)
-    assert result.reconnects >= 1
+    assert result.reconnects == 1
     assert len(split.streams) == 1
     assert result.passes < len(result.token_ids)
 
@@ -463,7 +600,7 @@ def test_limits_of_a_key_hold(start_split: Start, tmp_path: Path) -> None:
         ):
             for client in (a, b):
                 await client.hello(split.fingerprint)
-            opened = await a.open(ENDLESS)
+            opened = await a.open(LONG, **WAITING)
             await b.send(Open(json.dumps(BODY).encode()))
             refused = await b.receive()
             assert isinstance(refused, Error)
@@ -492,12 +629,18 @@ def test_pages_of_other_sites_get_no_connection(split_server: SplitServer) -> No
 def test_tickets_are_bounded_and_expire() -> None:
     now = [0.0]
     tickets = Tickets(lambda: now[0])
-    first = tickets.issue(None, "a")
+    ada, bert = Key(name="ada", hash="0" * 64), Key(name="bert", hash="1" * 64)
+    first, of_bert = tickets.issue(ada, "a"), tickets.issue(bert, "a")
     for _ in range(MAX_TICKETS):
-        last = tickets.issue(None, "a")
+        last = tickets.issue(ada, "a")
+    assert len(tickets) == MAX_TICKETS_OF_KEY + 1
     with pytest.raises(ApiError):
         tickets.redeem(first, "a")
-    assert tickets.redeem(last, "a") is None
+    assert tickets.redeem(last, "a") is ada
+    assert tickets.redeem(of_bert, "a") is bert  # whatever others do
+    for i in range(MAX_TICKETS + 10):
+        tickets.issue(Key(name=f"key-{i}", hash="2" * 64), "a")
+    assert len(tickets) == MAX_TICKETS
     late = tickets.issue(None, "a")
     now[0] += TICKET_S + 1
     with pytest.raises(ApiError):

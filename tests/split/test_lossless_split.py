@@ -13,7 +13,7 @@ from paceline.drafters.suffix import Suffix
 from paceline.split.edge import Edge, EdgeResult, EdgeSettings
 from paceline.split.wire import Mode
 from paceline.types import Ask, Draft, Drafter
-from support.split_server import SplitServer
+from support.split_server import LONG_MS, SplitServer
 
 MAX_BYTES = 60  # each way, for a token
 
@@ -61,7 +61,9 @@ DRAFTERS: dict[str, Callable[[Sequence[int]], list[Drafter]]] = {
 
 
 def run(url: str, request: dict[str, Any], drafters: Sequence[Drafter], **settings: Any) -> EdgeResult:
-    return asyncio.run(Edge(url, drafters, EdgeSettings(**settings)).generate(request))
+    prediction = settings.pop("prediction", ())
+    edge = Edge(url, drafters, EdgeSettings(**settings))
+    return asyncio.run(edge.generate(request, prediction=prediction))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -90,11 +92,42 @@ def test_a_patient_server_needs_half_the_passes(split_server: SplitServer) -> No
     request = body(0.0)
     plain = split_server.tokens(request)
     result = run(
-        split_server.url, mailbox_only(request), [Ngram(), Suffix()], mode=Mode.PATIENT, wait_ms=2000
+        split_server.url, mailbox_only(request), [Suffix(), Ngram()], mode=Mode.PATIENT, wait_ms=LONG_MS
     )
     assert result.token_ids == plain
     assert 2 * result.passes <= len(plain)
     assert result.report["accepted_tokens"] >= len(plain) - result.passes
+
+
+def test_one_connection_serves_one_answer_after_another(split_server: SplitServer) -> None:
+    requests, connections = [body(0.8, seed) for seed in range(3)], list[None]()
+
+    async def test() -> list[EdgeResult]:
+        async with network(Network(split_server.port, cut_after=lambda: connections.append(None))) as between:
+            vocabulary = await Edge(split_server.url, []).vocabulary()
+            settings = EdgeSettings(Mode.PATIENT, LONG_MS)
+            async with Edge(between.url, [Suffix(), Ngram()], settings, vocabulary=vocabulary) as edge:
+                assert len(await edge.round_trips_s(2)) == 2
+                return [await edge.generate(mailbox_only(request)) for request in requests]
+
+    results = asyncio.run(test())
+    assert [result.token_ids for result in results] == [split_server.tokens(request) for request in requests]
+    assert all(result.report["accepted_tokens"] > 0 for result in results)
+    assert len(connections) == 1
+
+
+def test_a_connection_that_was_closed_between_two_answers_is_replaced(split_server: SplitServer) -> None:
+    async def test() -> list[EdgeResult]:
+        results = []
+        async with network(Network(split_server.port)) as between, Edge(between.url, [Ngram()]) as edge:
+            for _ in range(3):
+                results.append(await edge.generate(body(0.8)))
+                between.cut_all()
+        return results
+
+    for result in asyncio.run(test()):
+        assert result.token_ids == split_server.tokens(body(0.8))
+        assert result.reconnects == 0
 
 
 def test_a_draft_of_the_whole_answer_comes_with_the_request(split_server: SplitServer) -> None:
@@ -126,10 +159,11 @@ def test_nothing_is_lost_or_repeated_by_a_hundred_cuts(
     rng, cuts, answers = random.Random(3), 0, 0
 
     async def one(seed: int, request: dict[str, Any]) -> EdgeResult:
-        faults = Network(split_server.port, 0.001, 0.002, lambda: rng.randrange(500, 1600))
+        faults = Network(split_server.port, 0.001, 0.002, lambda: rng.randrange(500, 1200))
         async with network(faults) as between:
-            edge = Edge(between.url, [Ngram(), Suffix()], EdgeSettings(Mode(1 + seed % 2), 20))
-            edge._vocabulary = await Edge(split_server.url, []).vocabulary()  # longer than a cut allows
+            vocabulary = await Edge(split_server.url, []).vocabulary()  # longer than a cut allows
+            settings = EdgeSettings(Mode(1 + seed % 2), 20)
+            edge = Edge(between.url, [Ngram(), Suffix()], settings, vocabulary=vocabulary)
             return await edge.generate(mailbox_only(request))
 
     while cuts < 100:
@@ -137,7 +171,7 @@ def test_nothing_is_lost_or_repeated_by_a_hundred_cuts(
         result = asyncio.run(one(answers, request))
         assert result.token_ids == split_server.tokens(request)
         cuts, answers = cuts + result.reconnects, answers + 1
-        assert answers < 40, f"only {cuts} cuts"
+        assert answers < 100, f"only {cuts} cuts"
 
 
 @pytest.mark.parametrize("mode", [Mode.OPPORTUNISTIC, Mode.PATIENT])

@@ -61,6 +61,7 @@ def client_messages(random: Random) -> list[dict[str, Any]]:
         entry("open", opened, ("body", "mode"), body=body, mode="patient"),
         entry("resume", wire.Resume(random.randbytes(32), 12, (1 << 64) - 1)),
         entry("cancel", wire.Cancel()),
+        entry("reading", wire.Reading()),
         entry("ping", wire.Ping((1 << 32) - 1)),
     ]
     for count in (1, 10, 11, 64):
@@ -139,7 +140,7 @@ def test_the_page_reads_and_writes_the_bytes_of_python() -> None:
         "ngram": ngram_cases(random),
     }
     counts = json.loads(node("vectors.mjs", json.dumps(vectors)))
-    assert counts == {"client": 10, "server": 9, "wrong": len(vectors["wrong"]), "ngram": 40}
+    assert counts == {"client": 11, "server": 9, "wrong": len(vectors["wrong"]), "ngram": 40}
 
 
 def text_of(tokens: list[int], control: frozenset[int]) -> str:
@@ -152,7 +153,7 @@ def text_of(tokens: list[int], control: frozenset[int]) -> str:
 
 def test_a_session_drafts_resumes_and_believes_commits_alone() -> None:
     out = node("session.mjs")
-    assert out.count("ok ") == out.count("\n") == 18
+    assert out.count("ok ") == out.count("\n") == 20
 
 
 def test_no_module_of_the_page_parses_text_as_html_or_asks_another_host() -> None:

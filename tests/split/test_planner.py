@@ -215,10 +215,10 @@ def test_bytes_are_those_of_the_messages() -> None:
     made = plan(SplitCosts(100, 20, 5, 0.8, message=4))
     assert draft_bytes(10) == 48 + 6
     assert draft_bytes(40) == 144 + 8  # 126 bytes and more have a longer header
-    assert commit_bytes(1) == commit_bytes(10) == 56 + 2
+    assert commit_bytes(1) == commit_bytes(10) == 52 + 2
     one, patient, opportunistic = (made.mode(m) for m in ("one-shot", "patient", "opportunistic"))
     assert one.bytes_up == 3
-    assert patient.bytes_down == pytest.approx(58 * patient.passes_per_token)
+    assert patient.bytes_down == pytest.approx(54 * patient.passes_per_token)
     assert patient.bytes_up == pytest.approx(54 * patient.drafted_per_token / 8)
     assert opportunistic.bytes_up == pytest.approx(54 * opportunistic.drafted_per_token / 4)
 

@@ -8,10 +8,10 @@ import pytest
 from paceline import LLM, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.suffix import Suffix
-from paceline.split.cloud import mount
 from paceline.split.edge import Edge, EdgeSettings
 from paceline.split.wire import MAX_OPEN_BYTES, Mode
 from support.servers import running
+from support.split_server import LONG_MS, mount_untimed
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
 
@@ -24,9 +24,9 @@ def test_the_text_of_smollm2_is_that_of_plain_decoding(smollm2_path: Path, tempe
     plain = llm.generate(PROMPT, params, spec=SpecConfig(("none",), max_draft=0))
     body = {"prompt": PROMPT, "temperature": temperature, "seed": 7, "max_tokens": 64}
     only = {"speculative_config": {"drafters": ["mailbox"]}}
-    with running(str(smollm2_path), extend=mount, max_message=MAX_OPEN_BYTES) as server:
+    with running(str(smollm2_path), extend=mount_untimed, max_message=MAX_OPEN_BYTES) as server:
         for mode in (Mode.OPPORTUNISTIC, Mode.PATIENT):
-            edge = Edge(server.url, [Ngram(), Suffix()], EdgeSettings(mode))
+            edge = Edge(server.url, [Suffix(), Ngram()], EdgeSettings(mode, LONG_MS))
             result = asyncio.run(edge.generate({**body, **only}))
             assert (result.token_ids, result.text) == (plain.token_ids, plain.text)
             assert result.passes <= plain.passes

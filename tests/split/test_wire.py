@@ -24,6 +24,7 @@ from paceline.split.wire import (
     Opened,
     Ping,
     Pong,
+    Reading,
     Resume,
     ServerMessage,
     Welcome,
@@ -35,7 +36,7 @@ from paceline.split.wire import (
 from support import examples
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
-TOKENS = st.integers(0, wire.MAX_TOKEN)
+TOKENS = st.integers(0, wire.MAX_U24)
 NAMES = st.text(max_size=60)
 BYTES32 = st.binary(min_size=32, max_size=32)
 
@@ -50,12 +51,13 @@ CLIENT = st.one_of(
     st.builds(DraftMessage, U32, U32, U64, ids(wire.MAX_IDS)),
     st.builds(Resume, BYTES32, U32, U64),
     st.just(Cancel()),
+    st.just(Reading()),
     st.builds(Ping, U32),
 )
 SERVER = st.one_of(
     st.builds(Welcome, BYTES32, U32, st.booleans(), U8, U8, NAMES, U8),
     st.builds(Opened, BYTES32, NAMES, U32, U64, ids(40)),
-    st.builds(Commit, U32, ids(wire.MAX_IDS), U64, U32, U32, U8, U8),
+    st.builds(Commit, TOKENS, ids(wire.MAX_IDS), U64, U32, TOKENS, U8, U8),
     st.builds(End, U32, U64, st.sampled_from(Finish), U32, st.binary(max_size=300)),
     st.builds(Error, U16, NAMES, NAMES, U32, st.booleans()),
     st.builds(Pong, U32),
@@ -135,7 +137,7 @@ def test_a_message_is_read_up_to_its_own_limit() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        DraftMessage(1, 2, 3, (wire.MAX_TOKEN + 1,)),
+        DraftMessage(1, 2, 3, (wire.MAX_U24 + 1,)),
         DraftMessage(1, 2, 3, (-1,)),
         DraftMessage(1, 2, 3, (0,) * (wire.MAX_IDS + 1)),
         DraftMessage(1, -2, 3, ()),
@@ -205,4 +207,4 @@ def test_the_documented_bytes_are_those_of_a_draft_and_a_commit() -> None:
     draft = encode(DraftMessage(7, 3, 0xC1CF037754903257, (1, 300)))
     assert draft.hex() == "030700000003000000573290547703cfc102" + "010000" + "2c0100" + "00" * 24
     commit = encode(Commit(3, (300,), 0xC1CF037754903257, 7, 4, 1, 8))
-    assert commit.hex() == "8303000000573290547703cfc107000000040000000108" + "01" + "2c0100" + "00" * 29
+    assert commit.hex() == "83030000573290547703cfc1070000000400000108" + "01" + "2c0100" + "00" * 27

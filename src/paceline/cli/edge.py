@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +14,12 @@ from paceline.cli.options import AsJson, SamplingOptions, grouped
 from paceline.errors import SettingError, UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from paceline.split.edge import EdgeResult, Vocabulary
+    from paceline.split.edge import EdgeResult, EdgeSettings, Vocabulary
     from paceline.types import Drafter
 
 MODES = ("one-shot", "opportunistic", "patient")
-DRAFTERS = ("ngram", "suffix", "none")
+DRAFTERS = ("suffix", "ngram", "model", "none")
+MODEL_CACHE_MB = 256
 GREY, PLAIN, CLEAR = "\033[90m", "\033[0m", "\033[J"
 
 
@@ -25,13 +27,16 @@ GREY, PLAIN, CLEAR = "\033[90m", "\033[0m", "\033[J"
 class EdgeOptions:
     """What is drafted here, and how the server waits for it."""
 
-    drafter: Annotated[str, typer.Option(help="ngram, suffix, or both in order; none: no drafts.")] = (
-        "ngram,suffix"
-    )
+    drafter: Annotated[
+        str, typer.Option(help="suffix, ngram, model, or several in order; none: no drafts.")
+    ] = "suffix,ngram"
+    draft_model: Annotated[
+        str | None, typer.Option(help="For the drafter model: a small model with the server's vocabulary.")
+    ] = None
     mode: Annotated[str, typer.Option(help=f"{', '.join(MODES)}: the server never waits, or a little.")] = (
         "opportunistic"
     )
-    wait_ms: Annotated[int, typer.Option(help="Patient: how long the server waits for a draft.")] = 500
+    wait_ms: Annotated[int, typer.Option(help="Patient: how long the server waits for a draft.")] = 2000
     only_edge: Annotated[bool, typer.Option("--only-edge", help="The server drafts nothing itself.")] = False
     history: Annotated[
         Path | None, typer.Option(help="A file in which suffix remembers answers from run to run.")
@@ -52,16 +57,15 @@ def edge(
     to_json: AsJson = False,
 ) -> None:
     """Draft here, verify on a server: its text, with fewer passes."""
-    from paceline.split.edge import Edge, EdgeSettings
+    from paceline.split.edge import EdgeSettings
     from paceline.split.wire import Mode
 
     if options.mode not in MODES:
         raise SettingError("mode", options.mode, f"one of {', '.join(MODES)}")
     settings = EdgeSettings(Mode(MODES.index(options.mode)), options.wait_ms)
+    _check(options)
     text = sys.stdin.read() if prompt == "-" else prompt
-    drafters = _drafters(options)
-    client = Edge(url, list(drafters.values()), settings, options.api_key)
-    result = asyncio.run(_run(client, _body(text, chat, options, sampling), drafters, options, show))
+    result = asyncio.run(_run(url, _body(text, chat, options, sampling), settings, options, show))
     if to_json:
         print(json.dumps(result.as_json(), ensure_ascii=False))
         return
@@ -69,17 +73,61 @@ def edge(
     print(_summary(result), file=sys.stderr)
 
 
-def _drafters(options: EdgeOptions) -> "dict[str, Drafter]":
-    from paceline.drafters.ngram import Ngram
-    from paceline.drafters.suffix import Suffix
+def _names(options: EdgeOptions) -> list[str]:
+    return [name for part in options.drafter.split(",") if (name := part.strip())]
 
-    names = [name.strip() for name in options.drafter.split(",") if name.strip()]
+
+def _check(options: EdgeOptions) -> None:
+    names = _names(options)
     if unknown := [name for name in names if name not in DRAFTERS]:
         raise UsageError(unknown_name("drafter of an edge", unknown[0], DRAFTERS))
-    made: dict[str, Drafter] = {"ngram": Ngram(), "suffix": Suffix()}
     if options.history is not None and "suffix" not in names:
         raise UsageError("--history is the memory of suffix: name it in --drafter")
-    return {name: made[name] for name in names if name != "none"}
+    if ("model" in names) != (options.draft_model is not None):
+        raise UsageError("--drafter model and --draft-model NAME belong together")
+
+
+async def _run(
+    url: str, body: dict[str, Any], settings: "EdgeSettings", options: EdgeOptions, show: bool
+) -> "EdgeResult":
+    from paceline.drafters.ngram import Ngram
+    from paceline.drafters.suffix import Suffix
+    from paceline.split.edge import Edge
+
+    vocabulary = await Edge(url, [], api_key=options.api_key).vocabulary()
+    history, identity, suffix = options.history, vocabulary.fingerprint.hex(), Suffix()
+    if history is not None and history.exists():
+        suffix.load(history, identity)
+    made: dict[str, Callable[[], Drafter]] = {
+        "suffix": lambda: suffix,
+        "ngram": Ngram,
+        "model": lambda: _model_drafter(str(options.draft_model), vocabulary),
+    }
+    drafters = [made[name]() for name in _names(options) if name in made]
+    client = Edge(url, drafters, settings, options.api_key, vocabulary)
+    result = await client.generate(body, _Screen(vocabulary).update if show else None)
+    if history is not None:
+        suffix.save(history, identity)
+    return result
+
+
+def _model_drafter(name: str, vocabulary: "Vocabulary") -> "Drafter":
+    """Reads all of a prompt before its first draft: there is nobody else to serve here."""
+    from paceline.config import EngineConfig
+    from paceline.drafters.draft_model import ModelDrafter
+    from paceline.loading import draft_model_path
+    from paceline.split.wire import fingerprint
+    from paceline.target.load import load_draft
+    from paceline.text import Tokenizer
+
+    path = draft_model_path(name)
+    tokenizer = Tokenizer.load(path)
+    if fingerprint(map(tokenizer.piece, range(tokenizer.vocab_size))) != vocabulary.fingerprint:
+        raise UsageError(
+            f"{name} has another vocabulary than the server's model: its drafts mean nothing there"
+        )
+    model = load_draft(path, EngineConfig(cache_mb=MODEL_CACHE_MB))
+    return ModelDrafter(model, len(vocabulary.pieces), prefill_chunk=model.max_context)
 
 
 def _body(text: str, chat: bool, options: EdgeOptions, sampling: SamplingOptions) -> dict[str, Any]:
@@ -88,19 +136,6 @@ def _body(text: str, chat: bool, options: EdgeOptions, sampling: SamplingOptions
     params = asdict(replace(sampling, seed=sampling.params().seed))
     only = {"speculative_config": {"drafters": ["mailbox"]}} if options.only_edge else {}
     return {**prompt, **{name: value for name, value in params.items() if value is not None}, **only}
-
-
-async def _run(
-    client: Any, body: dict[str, Any], drafters: Any, options: EdgeOptions, show: bool
-) -> "EdgeResult":
-    vocabulary = await client.vocabulary()
-    history, suffix = options.history, drafters.get("suffix")
-    if history is not None and history.exists():
-        suffix.load(history, vocabulary.fingerprint.hex())
-    result: EdgeResult = await client.generate(body, _Screen(vocabulary).update if show else None)
-    if history is not None:
-        suffix.save(history, vocabulary.fingerprint.hex())
-    return result
 
 
 class _Screen:

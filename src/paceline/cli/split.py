@@ -12,7 +12,7 @@ from paceline.config import require
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:  # other commands start without them
-    from paceline.split.measure import Measured
+    from paceline.split.measured_costs import Measured
     from paceline.split.planner import ModePlan, SplitPlan
 
 split_app = typer.Typer(no_args_is_help=True, help="Drafts on the user's device, verified in the cloud.")
@@ -113,7 +113,7 @@ def plan_split(
 
 
 def _measured(url: str, request: MeasureOptions) -> "Measured":
-    from paceline.split.measure import measure
+    from paceline.split.measured_costs import measure
 
     messages = [{"role": "user", "content": request.prompt}]
     body = {"messages": messages, "max_tokens": request.max_tokens, "temperature": 0}

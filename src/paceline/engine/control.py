@@ -10,7 +10,7 @@ A bank of saved time bounds the loss where estimates are wrong (see Bank).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -119,10 +119,13 @@ class _Text:
 
 
 class Rate(Controller, DraftPolicy):
-    """Maximises tokens per measured time, plain decoding included."""
+    """Maximises tokens per measured time, plain decoding included.
 
-    def __init__(self, prior: Prior | None = None) -> None:
-        self.cost = CostCurve(prior)
+    private: drafters about which each sequence learns by itself (see Drafter.private).
+    """
+
+    def __init__(self, prior: Prior | None = None, private: Collection[str] = ()) -> None:
+        self.cost, self._private = CostCurve(prior), frozenset(private)
         self.estimates = known = Estimates()
         self._acceptance, self._gains = known.acceptance, known.gains
         self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
@@ -288,7 +291,9 @@ class Rate(Controller, DraftPolicy):
         if gain is None:
             known = self._gains.get((text.route, drafter))
             if known is None:
-                known = self._gains[text.route, drafter] = Gain()
+                known = Gain()
+                if drafter not in self._private:
+                    self._gains[text.route, drafter] = known
             gain = text.gains[drafter] = Gain(known)
         return gain
 
@@ -324,7 +329,9 @@ class Rate(Controller, DraftPolicy):
     def _source(self, text: _Text, drafter: str) -> _Source:
         known = self._acceptance.get((text.route, drafter))
         if known is None:
-            known = self._acceptance[text.route, drafter] = Acceptance()
+            known = Acceptance()
+            if drafter not in self._private:
+                self._acceptance[text.route, drafter] = known
         source = text.sources[drafter] = _Source(known)
         return source
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.config import SpecConfig, require, require_min
-from paceline.drafters.mailbox import Mailbox
+from paceline.drafters.mailbox import NO_PATIENCE, Mailbox, Patience
 from paceline.errors import PacelineError, WireError
 from paceline.server.access_log import figures
 from paceline.server.admission import RequestContext
@@ -46,6 +46,7 @@ from paceline.split.wire import (
     Opened,
     Ping,
     Pong,
+    Reading,
     Resume,
     ServerMessage,
     Welcome,
@@ -80,11 +81,13 @@ class SplitLimits:
     idle_timeout_s: float = 60.0  # of a connection without an answer in progress
     write_timeout_s: float = 20.0  # for a client that does not read
     max_wait_s: float = 2.0  # for a draft
+    max_reading_s: float = 30.0  # from the first token on, for a drafter that still reads the prompt
+    max_patience_s: float = 300.0  # from the first token on: then a stream waits for no more drafts
     messages_per_s: int = 200  # of a connection; twice as many at once
 
     def __post_init__(self) -> None:
         require_min(self, credits=1, max_streams=1, messages_per_s=1)
-        for name in ("detached_s", "hello_timeout_s", "idle_timeout_s", "write_timeout_s", "max_wait_s"):
+        for name in (field.name for field in fields(self) if field.name.endswith("_s")):
             require(lambda x: x > 0, name, getattr(self, name), "more than 0 seconds")
 
 
@@ -171,9 +174,14 @@ class SplitServing:
             self.mailbox.open(seq.id, self.vocab_size)
         if message.mode is Mode.PATIENT:
             seq.held_until = partial(self.mailbox.held_until, seq)
-        stream.wait_s = min(message.wait_ms / 1000, self.limits.max_wait_s)
+            stream.patience = self._patience(message)
         stream.task = asyncio.create_task(self._run(stream, prepared))
         return stream
+
+    def _patience(self, message: Open) -> Patience:
+        limits = self.limits
+        wait_s = min(message.wait_ms / 1000, limits.max_wait_s)
+        return Patience(wait_s, limits.max_reading_s, limits.max_patience_s)
 
     def _params(self, context: RequestContext, message: Open) -> GenerateParams:
         request, llm = context.request, self._serving.engine.llm
@@ -191,6 +199,8 @@ class SplitServing:
         asked = request.speculative_config
         if asked is None or not (asked.disabled or asked.drafters or asked.draft_model):
             params = replace(params, spec=_with_drafts(params.spec or spec, message))
+        if message.mode is Mode.PATIENT and (asked is None or asked.adaptive is None):
+            params = replace(params, spec=replace(params.spec or spec, adaptive=False))  # fewest passes
         if message.prediction and not params.prediction:
             params = replace(params, prediction=_within(message.prediction, self.vocab_size))
         return params
@@ -221,13 +231,14 @@ class SplitServing:
                 " ".join(figures(context)),
             )
 
-    def attach(self, stream: Stream, reader: object) -> None:
+    def attach(self, stream: Stream, reader: object, drafts: bool) -> None:
+        """drafts: the reader may send some."""
         self.streams.attach(stream, reader)
-        self.mailbox.set_wait(stream.output.seq.id, stream.wait_s)
+        self.mailbox.set_patience(stream.output.seq.id, stream.patience if drafts else NO_PATIENCE)
 
     def detach(self, stream: Stream, reader: object) -> None:
         if self.streams.detach(stream, reader):  # nobody is left to wait for
-            self.mailbox.set_wait(stream.output.seq.id, 0.0)
+            self.mailbox.set_patience(stream.output.seq.id, NO_PATIENCE)
             self._wake_engine()
 
     def post(self, stream: Stream, message: DraftMessage) -> None:
@@ -238,6 +249,10 @@ class SplitServing:
             stream.dropped += 1
         elif stream.output.seq.held_until is not None:
             self._wake_engine()
+
+    def read_on(self, stream: Stream) -> None:
+        """The engine need not be told: at the end of its wait it looks again."""
+        self.mailbox.read_on(stream.output.seq.id)
 
     def _wake_engine(self) -> None:
         self._serving.engine.thread.between_passes(lambda: None)
@@ -362,6 +377,9 @@ class _Connection:
             if self._stream is not None and self._drafts:
                 number = self._numbers + message.number
                 self._split.post(self._stream, replace(message, number=number))
+        elif isinstance(message, Reading):
+            if self._stream is not None and self._drafts:
+                self._split.read_on(self._stream)
         elif isinstance(message, Ping):
             await self._send(Pong(message.number))
         elif isinstance(message, Open):
@@ -369,8 +387,8 @@ class _Connection:
         elif isinstance(message, Resume):
             await self._resume(message)
         elif isinstance(message, Cancel):
-            if self._stream is not None and self._stream.task is not None:
-                self._stream.task.cancel()
+            if self._stream is not None:
+                self._stream.cancel()
         else:
             raise WireError("a second hello")
 
@@ -386,13 +404,14 @@ class _Connection:
     async def _resume(self, message: Resume) -> None:
         self._check_free()
         stream = self._split.streams.find(message.secret)
-        if stream.context.client != ("" if self._key is None else self._key.name):
-            raise WireError("the stream is another key's", "unknown_stream")
-        if not stream.is_at(message.have, message.hash):
+        if stream is None or stream.context.client != ("" if self._key is None else self._key.name):
+            text = "the stream is unknown: it has ended long ago, or the server has restarted: open it again"
+            await self._send(Error(404, "unknown_stream", text, closes=False))
+        elif not stream.is_at(message.have, message.hash):
             text = "the text has another hash there: resume from 0"
             await self._send(Error(409, "unknown_position", text, closes=False))
-            return
-        await self._read(stream, message.have)
+        else:
+            await self._read(stream, message.have)
 
     def _check_free(self) -> None:
         if self._stream is not None:
@@ -401,7 +420,7 @@ class _Connection:
     async def _read(self, stream: Stream, have: int, tail: int = 0) -> None:
         """Sends the stream from a position on, beside what the client sends."""
         self._stream, self._numbers = stream, stream.draft
-        self._split.attach(stream, self)
+        self._split.attach(stream, self, self._drafts)
         seq = stream.output.seq
         prompt = seq.tokens[: seq.prompt_len]
         last = tuple(prompt[len(prompt) - min(tail, len(prompt)) :])
@@ -423,8 +442,8 @@ class _Connection:
                     return
                 await stream.changed.wait()
             await self._ws.close(GOING_AWAY, "another connection has resumed the stream")
-        except (WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-            with suppress(Exception):
+        except (WebSocketDisconnect, OSError, TimeoutError):
+            with suppress(WebSocketDisconnect, RuntimeError, OSError):
                 await self._ws.close(GOING_AWAY)
 
     async def _finish(self, stream: Stream) -> None:
@@ -444,10 +463,13 @@ class _Connection:
 
     async def _send(self, message: ServerMessage) -> None:
         async with asyncio.timeout(self._limits.write_timeout_s):
-            await self._ws.send_bytes(encode(message))
+            try:
+                await self._ws.send_bytes(encode(message))
+            except RuntimeError:  # starlette's, where the other task has closed the connection
+                raise WebSocketDisconnect(GOING_AWAY) from None
 
     async def _try_send(self, message: ServerMessage) -> None:
-        with suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
+        with suppress(WebSocketDisconnect, OSError, TimeoutError):
             await self._send(message)
 
 
@@ -490,7 +512,5 @@ def _error(error: ApiError, closes: bool) -> Error:
 
 def _short_report(report: dict[str, Any]) -> bytes:
     """Within a message; tool calls can be read from the text too."""
-    data = json.dumps(report, ensure_ascii=False).encode()
-    if len(data) < 1 << 15:
-        return data
-    return json.dumps({name: value for name, value in report.items() if name != "tool_calls"}).encode()
+    data = json.dumps(report, ensure_ascii=False, separators=(",", ":")).encode()
+    return data if len(data) < 1 << 15 else _short_report({**report, "tool_calls": None})

@@ -9,11 +9,11 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.errors import WireError
+from paceline.drafters.mailbox import NO_PATIENCE, Patience
 from paceline.output import RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.split.wire import HASH_START, MAX_IDS, SECRET_BYTES, Commit, extend_hash
@@ -21,6 +21,7 @@ from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import Key
 
 MAX_TICKETS: Final = 4096
+MAX_TICKETS_OF_KEY: Final = 64  # so that nobody's tickets push out those of others
 TICKET_S: Final = 60.0
 
 
@@ -36,7 +37,7 @@ class Stream:
     dropped: int = 0  # drafts that were not on the text, came twice or too late
     error: ApiError | None = None
     ended: bool = False
-    wait_s: float = 0.0  # for a draft, while somebody is connected
+    patience: Patience = NO_PATIENCE  # for drafts, while somebody is connected
     reader: object | None = None  # the connection
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
@@ -58,6 +59,11 @@ class Stream:
     def end(self, error: ApiError | None = None) -> None:
         self.error, self.ended = error, True
         self.changed.set()
+
+    def cancel(self) -> None:
+        """Not before the task's first step: a task that is cancelled before it never runs, nor cleans up."""
+        if self.task is not None and not self.ended:
+            asyncio.get_running_loop().call_soon(self.task.cancel)
 
     def is_at(self, position: int, value: int) -> bool:
         """True if the text has this hash after so many tokens of the answer."""
@@ -92,10 +98,14 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(tuple(self._streams.values()))
+
     def add(self, stream: Stream) -> None:
-        """At the bound, the stream that nobody has read for the longest time ends."""
+        """At the bound, a stream goes that nobody has read for long, a complete one if there is any."""
         if len(self._streams) >= self._max_streams:
-            detached = next((old for old in self._streams.values() if old.reader is None), None)
+            unread = (old for old in self._streams.values() if old.reader is None)
+            detached = min(unread, key=lambda old: not old.ended, default=None)
             if detached is None:
                 raise ApiError(
                     429,
@@ -108,13 +118,8 @@ class Streams:
             self.remove(detached)
         self._streams[_name(stream.secret)] = stream
 
-    def find(self, secret: bytes) -> Stream:
-        stream = self._streams.get(_name(secret))
-        if stream is None:
-            raise WireError(
-                "the stream is unknown: it has ended long ago, or the server has restarted", "unknown_stream"
-            )
-        return stream
+    def find(self, secret: bytes) -> Stream | None:
+        return self._streams.get(_name(secret))
 
     def attach(self, stream: Stream, reader: object) -> None:
         """Another reader takes over."""
@@ -141,11 +146,10 @@ class Streams:
         self._streams.pop(name, None)
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-        if stream.task is not None and not stream.ended:
-            stream.task.cancel()
+        stream.cancel()
 
     def close(self) -> None:
-        for stream in tuple(self._streams.values()):
+        for stream in self:
             self.remove(stream)
 
 
@@ -155,19 +159,28 @@ class Tickets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tickets: dict[bytes, tuple[float, Key | None, str]] = {}  # oldest first
+        self._of_key: dict[str, dict[bytes, None]] = {}  # by the key's name, oldest first
+
+    def __len__(self) -> int:
+        return len(self._tickets)
 
     def issue(self, key: Key | None, origin: str) -> str:
         self._expire()
-        while len(self._tickets) >= MAX_TICKETS:
-            del self._tickets[next(iter(self._tickets))]
+        own = self._of_key.get(_owner(key), {})
+        if len(own) >= MAX_TICKETS_OF_KEY:
+            self._take(next(iter(own)))
+        elif len(self._tickets) >= MAX_TICKETS:
+            self._take(next(iter(self._tickets)))
         ticket = secrets.token_urlsafe(24)
-        self._tickets[_name(ticket.encode())] = (self._clock() + TICKET_S, key, origin)
+        name = _name(ticket.encode())
+        self._tickets[name] = (self._clock() + TICKET_S, key, origin)
+        self._of_key.setdefault(_owner(key), {})[name] = None
         return ticket
 
     def redeem(self, ticket: str, origin: str) -> Key | None:
         """The key that the ticket was issued for."""
         self._expire()
-        found = self._tickets.pop(_name(ticket.encode()), None)
+        found = self._take(_name(ticket.encode()))
         if found is None or found[2] != origin:
             raise ApiError(
                 401,
@@ -178,10 +191,23 @@ class Tickets:
             )
         return found[1]
 
+    def _take(self, name: bytes) -> tuple[float, Key | None, str] | None:
+        found = self._tickets.pop(name, None)
+        if found is not None:
+            own = self._of_key[_owner(found[1])]
+            del own[name]
+            if not own:
+                del self._of_key[_owner(found[1])]
+        return found
+
     def _expire(self) -> None:
         now = self._clock()
-        while self._tickets and (oldest := next(iter(self._tickets))) and self._tickets[oldest][0] < now:
-            del self._tickets[oldest]
+        while self._tickets and self._tickets[oldest := next(iter(self._tickets))][0] < now:
+            self._take(oldest)
+
+
+def _owner(key: Key | None) -> str:
+    return "" if key is None else key.name
 
 
 def _name(secret: bytes) -> bytes:

@@ -22,12 +22,13 @@ M = TypeVar("M", bound="Message")
 
 MAGIC: Final = b"PCLS"
 VERSIONS: Final = (1, 1)  # the oldest and the newest that this code speaks
-MAX_TOKEN: Final = (1 << 24) - 1
+MAX_U24: Final = (1 << 24) - 1  # of tokens and counts in a draft or a commit
 MAX_IDS: Final = 64  # of a draft or a commit
 MAX_OPEN_BYTES: Final = 1 << 20
 MAX_TAIL: Final = 65_535  # tokens of a prompt or a prediction
+MAX_WAIT_MS: Final = 65_535
 DRAFT_BLOCK: Final = 48  # bytes; with a WebSocket's header and mask 54
-COMMIT_BLOCK: Final = 56  # bytes; with a WebSocket's header 58
+COMMIT_BLOCK: Final = 52  # bytes; with a WebSocket's header 54
 SECRET_BYTES: Final = 32
 FINGERPRINT_BYTES: Final = 32
 NO_FINGERPRINT: Final = bytes(FINGERPRINT_BYTES)  # of a client that will not draft
@@ -246,12 +247,27 @@ class DraftMessage(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Reading(Message):
+    """The drafter still reads the prompt: a patient server waits longer, until the next draft comes."""
+
+    code: ClassVar[int] = 0x07
+    max_bytes: ClassVar[int] = 1
+
+    def _write(self, out: "_Writer") -> None:
+        return
+
+    @classmethod
+    def _read(cls, r: "_Reader") -> "Reading":
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
 class Commit(Message):
     """Tokens of the answer. The only source of truth: whatever the client has shown from `start` on goes."""
 
     code: ClassVar[int] = 0x83
     block: ClassVar[int] = COMMIT_BLOCK
-    max_bytes: ClassVar[int] = 4 * COMMIT_BLOCK
+    max_bytes: ClassVar[int] = 5 * COMMIT_BLOCK
 
     start: int  # tokens of the answer before these
     tokens: tuple[int, ...]
@@ -262,18 +278,18 @@ class Commit(Message):
     max_draft: int = 0  # tokens that the next draft should have; 0: drafts do not pay at present
 
     def _write(self, out: "_Writer") -> None:
-        out.number("<I", self.start)
+        out.u24(self.start)
         out.number("<Q", self.hash)
         out.number("<I", self.draft)
-        out.number("<I", self.passes)
+        out.u24(self.passes)
         out.number("<B", self.accepted)
         out.number("<B", self.max_draft)
         out.ids("<B", self.tokens, MAX_IDS)
 
     @classmethod
     def _read(cls, r: "_Reader") -> "Commit":
-        start, value = r.number("<I", "the start"), r.number("<Q", "the hash")
-        draft, passes = r.number("<I", "the draft's number"), r.number("<I", "the passes")
+        start, value = r.u24("the start"), r.number("<Q", "the hash")
+        draft, passes = r.number("<I", "the draft's number"), r.u24("the passes")
         accepted, max_draft = r.number("<B", "the accepted tokens"), r.number("<B", "the longest draft")
         return cls(start, r.ids("<B", "the tokens", MAX_IDS), value, draft, passes, accepted, max_draft)
 
@@ -405,11 +421,11 @@ class Pong(Message):
         return cls(r.number("<I", "the number"))
 
 
-ClientMessage = Hello | Open | DraftMessage | Resume | Cancel | Ping
+ClientMessage = Hello | Open | DraftMessage | Reading | Resume | Cancel | Ping
 ServerMessage = Welcome | Opened | Commit | End | Error | Pong
 
 _FROM_CLIENT: Final[dict[int, type[ClientMessage]]] = {
-    kind.code: kind for kind in (Hello, Open, DraftMessage, Resume, Cancel, Ping)
+    kind.code: kind for kind in (Hello, Open, DraftMessage, Reading, Resume, Cancel, Ping)
 }
 _FROM_SERVER: Final[dict[int, type[ServerMessage]]] = {
     kind.code: kind for kind in (Welcome, Opened, Commit, End, Error, Pong)
@@ -495,6 +511,11 @@ class _Writer:
         except struct.error:
             raise WireError(f"{value} does not fit {8 * struct.calcsize(form)} bits") from None
 
+    def u24(self, value: int) -> None:
+        if not 0 <= value <= MAX_U24:
+            raise WireError(f"{value} does not fit 24 bits")
+        self.data += value.to_bytes(3, "little")
+
     def sized(self, form: str, data: bytes) -> None:
         self.number(form, len(data))
         self.data += data
@@ -507,9 +528,7 @@ class _Writer:
             raise WireError(f"{len(ids)} tokens, at most {limit} fit")
         self.number(form, len(ids))
         for token in ids:
-            if not 0 <= token <= MAX_TOKEN:
-                raise WireError(f"the token {token} does not fit 24 bits")
-            self.data += token.to_bytes(3, "little")
+            self.u24(token)
 
 
 class _Reader:
@@ -526,6 +545,9 @@ class _Reader:
     def number(self, form: str, field: str) -> int:
         value: int = struct.unpack(form, self.take(struct.calcsize(form), field))[0]
         return value
+
+    def u24(self, field: str) -> int:
+        return int.from_bytes(self.take(3, field), "little")
 
     def flag(self, field: str) -> bool:
         value = self.number("<B", field)

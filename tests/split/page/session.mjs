@@ -37,7 +37,7 @@ const server = {
   welcome: ({ drafts = 1, credits = 2, maxDraft = 64 } = {}) => [0x81, 1, drafts, ...Array(32).fill(0), ...u(100, 4), maxDraft, credits, ...text("toy", 1)],
   opened: (tail = []) => [0x82, ...SECRET, ...text("r1", 1), ...u(3, 4), ...u(PROMPT_HASH, 8), ...ids(tail, 2)],
   commit: (before, tokens, { draft = 0, accepted = 0, maxDraft = 4, passes = 1 } = {}) =>
-    padded([0x83, ...u(before.length, 4), ...u(extendHash(PROMPT_HASH, [...before, ...tokens]), 8), ...u(draft, 4), ...u(passes, 4), accepted, maxDraft, ...ids(tokens, 1)], 56),
+    padded([0x83, ...u(before.length, 3), ...u(extendHash(PROMPT_HASH, [...before, ...tokens]), 8), ...u(draft, 4), ...u(passes, 3), accepted, maxDraft, ...ids(tokens, 1)], 52),
   end: (tokens, finish = 1) => [0x84, ...u(tokens.length, 4), ...u(extendHash(PROMPT_HASH, tokens), 8), finish, ...u(10, 4), ...text('{"passes": 2}', 2)],
   error: (message, { status = 400, retryMs = 0, closes = 1, name = "code" } = {}) => [0x85, ...u(status, 2), closes, ...u(retryMs, 4), ...text(name, 1), ...text(message, 2)],
   pong: (number) => [0x86, ...u(number, 4)],
@@ -161,6 +161,36 @@ const tests = {
     assert.equal(other.socket.of(3).length, 0);
   },
 
+  async "a server that waits is sent what is left of a draft, if that does not fill a pass"() {
+    let left = 6;
+    const ending = { draft: async (tokens, after, count) => { const found = (await counting.draft(tokens, after, count)).slice(0, left); left = 0; return found; } };
+    const { socket } = await begin({ drafter: ending, how: { mode: "patient", waitMs: 100 } });
+    socket.say(server.commit([], [10], { draft: 1, accepted: 1 }));
+    await settle();
+    assert.equal(socket.of(3).length, 1); // five are left, and a pass takes four
+    socket.say(server.commit([10], [11], { draft: 1, accepted: 1 }));
+    await settle();
+    assert.deepEqual(draftOf(socket.of(3)[1]).tokens, [12, 13, 14, 15]);
+  },
+
+  async "a server that waits knows of a drafter that reads, and of one that stopped"() {
+    let release;
+    const model = { step: 4, draft: () => new Promise((resolve, reject) => { release = { resolve, reject }; }) };
+    const how = { mode: "patient", waitMs: 100 };
+    const { session, socket } = await begin({ drafter: model, how });
+    assert.deepEqual(socket.sent.map((data) => data[0]), [0x01, 0x02, 0x06, 0x07]);
+    socket.say(server.commit([], [5]));
+    await settle();
+    assert.equal(socket.of(3).length, 0); // it is at work: no word that nothing will come
+    release.reject(new Error("out of memory"));
+    await settle();
+    assert.deepEqual(draftOf(socket.of(3)[0]), { number: 1, base: 1, hash: extendHash(PROMPT_HASH, [5]), tokens: [] });
+    assert.match(session.error, /out of memory/);
+    const none = await begin({ drafter: null, how });
+    assert.equal(none.socket.of(2)[0][1], 1); // opportunistic: nobody is to wait in vain
+    assert.equal(none.socket.of(7).length, 0);
+  },
+
   async "after a restart of the server the answer is opened again, and its beginning compared"() {
     const { session, sockets, clock } = await begin();
     sockets[0].say(server.commit([], [10, 11, 99], { draft: 1, accepted: 2 }));
@@ -169,17 +199,12 @@ const tests = {
     await settle();
     sockets[1].open();
     sockets[1].say(server.welcome());
-    sockets[1].say(server.error("unknown", { status: 404, name: "unknown_stream" }));
-    clock.turn(500);
-    await settle();
-    sockets[2].open();
-    sockets[2].say(server.welcome());
-    assert.equal(sockets[2].of(4).length, 0);
-    assert.deepEqual([...sockets[2].of(2)[0].slice(6, 17)], [3, 0, 10, 0, 0, 11, 0, 0, 99, 0, 0]); // the prediction
-    sockets[2].say(server.opened());
-    sockets[2].say(server.commit([], [10, 11], { accepted: 2 }));
-    sockets[2].say(server.commit([10, 11], [99, 5], { accepted: 1 }));
-    sockets[2].say(server.end([10, 11, 99, 5]));
+    sockets[1].say(server.error("unknown", { status: 404, name: "unknown_stream", closes: 0 }));
+    assert.deepEqual([...sockets[1].of(2)[0].slice(6, 17)], [3, 0, 10, 0, 0, 11, 0, 0, 99, 0, 0]); // the prediction
+    sockets[1].say(server.opened());
+    sockets[1].say(server.commit([], [10, 11], { accepted: 2 }));
+    sockets[1].say(server.commit([10, 11], [99, 5], { accepted: 1 }));
+    sockets[1].say(server.end([10, 11, 99, 5]));
     assert.deepEqual([session.status, session.tokens], ["done", [10, 11, 99, 5]]);
     assert.deepEqual(session.drafted, [true, true, false, false]);
   },

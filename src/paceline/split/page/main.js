@@ -8,7 +8,7 @@ import { Vocabulary } from "./vocabulary.js";
 import { WllamaDrafter } from "./wllama_drafter.js";
 
 const $ = (id) => document.getElementById(id);
-const PATIENCE_MS = 2000; // that a patient server waits for a model; it is told at once where no draft will come
+const PATIENCE_MS = 65_535; // for a draft: as long as the server allows; it is told at once where none will come
 const KEY = "paceline-key"; // as the page at / has it, for this tab
 
 let vocabulary = null, fingerprint = null, about = null, session = null;

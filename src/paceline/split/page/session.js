@@ -40,7 +40,8 @@ export class Session {
   #wanted = 0; // tokens that the server wants in a draft
   #length = FIRST_DRAFT; // of the next draft
   #silent = 0; // tokens committed since the last draft
-  #nothingAt = -1; // the position for which the server knows that no draft will come
+  #patient = false; // the server waits for drafts
+  #answeredAt = -1; // the position that the last draft, or the word that there is none, was for
   #text = 0; // counts the times that provisional tokens went: a draft in the making may be of no use
   #drafting = false;
   #pings = new Map();
@@ -58,7 +59,8 @@ export class Session {
 
   /** body: as for /v1/chat/completions. */
   start(body, { mode = "opportunistic", waitMs = 0, promptTail = 1024 } = {}) {
-    this.#request = { body, mode, waitMs, promptTail };
+    this.#patient = mode === "patient" && this.drafter !== null; // nobody is to wait for drafts that never come
+    this.#request = { body, mode: mode === "patient" && !this.#patient ? "opportunistic" : mode, waitMs, promptTail };
     this.status = "connecting";
     this.#connect();
     this.onChange();
@@ -165,13 +167,18 @@ export class Session {
   _welcome(message) {
     this.#welcome = message;
     this.#wanted = FIRST_DRAFT;
-    this.#nothingAt = -1;
+    this.#answeredAt = -1;
     this.#sent = { number: 0, read: 0, end: 0 };
     this.model = message.model;
     const secret = this.#opened?.secret;
     if (secret) this.#send(encode.resume({ secret, have: this.tokens.length, hash: this.#hash }));
-    else this.#send(encode.open({ ...this.#request, prediction: this.tokens })); // after a restart: what is known is the draft
+    else this.#open();
     this.#ping();
+  }
+
+  /** After a restart of the server, what is known of the answer is its draft. */
+  #open() {
+    this.#send(encode.open({ ...this.#request, prediction: this.tokens }));
   }
 
   _opened(message) {
@@ -183,6 +190,7 @@ export class Session {
       return;
     }
     this.#opened = { secret: message.secret.slice(), tail: this.#opened?.tail ?? message.tail };
+    if (this.#patient && this.#welcome.drafts) this.#send(encode.reading());
     this.#draftOn();
   }
 
@@ -228,8 +236,8 @@ export class Session {
 
   _error(message) {
     if (message.name === "unknown_stream" && this.#opened?.secret) {
-      this.#opened.secret = null; // opened again on the next connection
-      this.#lost();
+      this.#opened.secret = null;
+      this.#open();
       return;
     }
     if (message.retryMs && this.#attempt < RETRY_MS.length) {
@@ -310,14 +318,17 @@ export class Session {
     this.#post();
   }
 
-  /** Sends the provisional tokens, if the server does not have them yet and may be sent a draft. A server that waits is told of none. */
+  /**
+   * Sends the provisional tokens, if the server does not have them yet and may be sent a draft. A patient server waits at each position,
+   * unless what it has fills a pass: it is told all that there is, or that there is nothing.
+   */
   #post() {
-    const here = this.tokens.length, end = here + this.ahead.length, patient = this.#request.mode === "patient";
+    const here = this.tokens.length, end = here + this.ahead.length;
     const free = this.#sent.number - this.#sent.read < (this.#welcome?.credits ?? 0);
-    if (this.status !== "answering" || !this.#welcome?.drafts || !free || this.#drafting && !this.ahead.length) return;
-    const useful = this.ahead.length ? end > this.#sent.end : patient && this.drafter && this.#nothingAt !== here;
-    if (!useful) return;
-    if (!this.ahead.length) this.#nothingAt = here;
+    if (this.status !== "answering" || !this.#welcome?.drafts || !free) return;
+    const awaited = this.#patient && !this.#drafting && this.ahead.length <= this.#wanted && this.#wanted > 0 && this.#answeredAt !== here;
+    if (!awaited && !(this.ahead.length && end > this.#sent.end)) return;
+    this.#answeredAt = here;
     const tokens = this.ahead.slice(0, Math.min(this.#welcome.maxDraft, MAX_IDS));
     this.#sent.number += 1;
     this.#sent.end = end;

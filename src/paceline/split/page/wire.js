@@ -10,7 +10,7 @@ const MAGIC = [0x50, 0x43, 0x4c, 0x53]; // PCLS
 const FINGERPRINT_BYTES = 32;
 const SECRET_BYTES = 32;
 const DRAFT_BLOCK = 48;
-const COMMIT_BLOCK = 56;
+const COMMIT_BLOCK = 52;
 
 export class WireError extends Error {}
 
@@ -128,6 +128,8 @@ export const encode = {
 
   cancel: () => new Writer().u8(0x05).end(),
 
+  reading: () => new Writer().u8(0x07).end(),
+
   ping: ({ number }) => new Writer().u8(0x06).u32(number).end(),
 };
 
@@ -141,7 +143,7 @@ const READERS = {
     hash: r.u64("the hash"), tail: r.ids(2, "the tail", 65535),
   }),
   0x83: (r) => {
-    const start = r.u32("the start"), hash = r.u64("the hash"), draft = r.u32("the draft's number"), passes = r.u32("the passes");
+    const start = r.number(3, "the start"), hash = r.u64("the hash"), draft = r.u32("the draft's number"), passes = r.number(3, "the passes");
     const accepted = r.u8("the accepted tokens"), maxDraft = r.u8("the longest draft");
     return { type: "commit", start, hash, draft, passes, accepted, maxDraft, tokens: r.ids(1, "the tokens", MAX_IDS) };
   },

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.errors import PacelineError, UsageError
-from paceline.split.measure import Measured, measure
+from paceline.split.measured_costs import Measured, measure
 from support.split_server import SplitServer
 
 BODY = {"prompt": "one two three one two", "max_tokens": 32, "temperature": 0}

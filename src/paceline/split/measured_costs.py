@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
-
 from paceline.drafters.ngram import Ngram
 from paceline.errors import PacelineError, UsageError
-from paceline.split.edge import PATH, Edge, EdgeSettings
+from paceline.split.edge import Edge, EdgeSettings
 from paceline.split.planner import SplitCosts
-from paceline.split.wire import Hello, Mode, Ping, Pong, Welcome, decode_server, encode
+from paceline.split.wire import MAX_WAIT_MS, Mode
 from paceline.types import Ask, Draft
 
 PINGS: Final = 20
@@ -55,45 +53,24 @@ class _TimedNgram(Ngram):
 
 async def measure(url: str, body: Mapping[str, Any], api_key: str | None = None) -> Measured:
     """Answers a request twice, once without drafts. body: as for /v1/chat/completions or /v1/completions."""
-    seeded = {"seed": 0, **body}
-    plain = await Edge(url, [], api_key=api_key).generate({**seeded, **PLAIN})
+    seeded, ngram = {"seed": 0, **body}, _TimedNgram()
+    async with Edge(url, [], api_key=api_key) as streaming:
+        plain = await streaming.generate({**seeded, **PLAIN})
+        round_trips = sorted(await streaming.round_trips_s(PINGS))
     if len(plain.token_ids) < 2:
         raise PacelineError(
             "the answer has less than two tokens: nothing can be measured; give another prompt"
         )
-    ngram = _TimedNgram()
-    patient = EdgeSettings(Mode.PATIENT)  # so that drafts are verified, however far the server is
+    patient = EdgeSettings(Mode.PATIENT, MAX_WAIT_MS)  # drafts are to be verified, however far the server is
     drafted = await Edge(url, [ngram], patient, api_key).generate({**seeded, **ONLY_EDGE})
     verified = int(drafted.report.get("drafted_tokens", 0))
     accepted = int(drafted.report.get("accepted_tokens", 0))
     streamed_s = plain.seconds - plain.first_token_s
     return Measured(
-        await _round_trip_ms(url, api_key),
+        1000 * round_trips[int(PERCENTILE * (PINGS - 1))],
         1000 * streamed_s / (len(plain.token_ids) - 1),
         1000 * ngram.seconds / ngram.drafted if ngram.drafted else 0.0,
         min(MAX_ACCEPTANCE, accepted / verified) if verified else None,
         len(plain.token_ids),
         verified,
     )
-
-
-async def _round_trip_ms(url: str, api_key: str | None) -> float:
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    address, times = f"{url.rstrip('/').removesuffix('/v1')}{PATH}", list[float]()
-    try:
-        async with (
-            aiohttp.ClientSession(headers=headers) as client,
-            client.ws_connect(address, compress=0) as ws,
-        ):
-            await ws.send_bytes(encode(Hello()))
-            if not isinstance(decode_server(await ws.receive_bytes()), Welcome):
-                raise PacelineError(f"{address} gave no welcome")
-            for number in range(PINGS):
-                begun = time.perf_counter()
-                await ws.send_bytes(encode(Ping(number)))
-                if not isinstance(decode_server(await ws.receive_bytes()), Pong):
-                    raise PacelineError(f"{address} did not answer a ping")
-                times.append(1000 * (time.perf_counter() - begun))
-    except (aiohttp.ClientError, OSError, TypeError) as error:  # TypeError: of a closed connection
-        raise PacelineError(f"{address} cannot be reached: {error}") from None
-    return sorted(times)[int(PERCENTILE * (len(times) - 1))]
