@@ -9,7 +9,7 @@ import pytest
 
 from paceline.server.page.assets import CONTENT_SECURITY_POLICY, FOLDER, MEDIA, PageAssets
 from paceline.web import api_keys
-from support.servers import NAME, Running, toy_running
+from support.servers import NAME, WAIT_S, Running, toy_running
 
 FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in MEDIA)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -27,7 +27,9 @@ def server(toy_server: Running) -> Running:
 
 
 def fetch(server: Running, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", headers=headers, trust_env=False, follow_redirects=True)
+    return httpx.get(
+        f"{server.url}{path}", headers=headers, trust_env=False, follow_redirects=True, timeout=WAIT_S
+    )
 
 
 def assets(index: str) -> list[str]:

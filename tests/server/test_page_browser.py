@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from paceline.web import api_keys
 from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
-from support.servers import Running, toy_running
+from support.servers import WAIT_S, Running, paused, toy_running
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -234,14 +235,19 @@ def test_what_went_wrong_is_a_sentence(browser: Browser, page_server: Running) -
 
 def test_live_figures_move(browser_page: Page, page_server: Running) -> None:
     page = browser_page
+    body = {"messages": [{"role": "user", "content": "Count: 1 2 3"}], "max_tokens": 6000, "ignore_eos": True}
+    url = f"{page_server.url}/v1/chat/completions"
+    httpx.post(url, json={**body, "max_tokens": 2}, timeout=WAIT_S, trust_env=False)
     page.goto(f"{page_server.url}/#/live")
     tokens = page.locator(".tile", has_text="Throughput").locator(".note")
     before = int(re.sub(r"\D", "", tokens.inner_text()))
-    body = {"messages": [{"role": "user", "content": "Count: 1 2 3"}], "max_tokens": 6000, "ignore_eos": True}
-    url = f"{page_server.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120, trust_env=False) as answer:
+    with (
+        ExitStack() as stack,
+        httpx.stream("POST", url, json={**body, "stream": True}, timeout=WAIT_S, trust_env=False) as answer,
+    ):
         lines = answer.iter_lines()  # the stream closes with it
-        next(lines)
+        next(line for line in lines if '"content":"' in line)
+        stack.enter_context(paused(page_server))
         row = page.locator(".requests tbody tr")
         expect(row).to_contain_text("writing, at most 6,000")
         expect(row).to_contain_text("chatcmpl-")

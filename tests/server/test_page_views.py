@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -21,7 +22,7 @@ from paceline.trace.store import Store
 from support.advice import advised, an_advice
 from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
 from support.gate_pairs import pairs
-from support.servers import Running, toy_running, until
+from support.servers import WAIT_S, Running, toy_running, until
 from support.traces import NOW, a_request, a_round
 from support.upstreams import Gate, gate
 
@@ -29,6 +30,7 @@ expect.set_options(timeout=WAIT_MS)
 
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 TURNS = 3
+FITS = "width => innerWidth === width && document.documentElement.scrollWidth <= width"
 
 
 def differing(i: int, pair: Pair) -> Pair:
@@ -72,23 +74,18 @@ def conversed(page_server: Running) -> Running:
             )
             said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
             messages = [*messages, said, {"role": "user", "content": f"Once more, for the {turn + 2}. time."}]
-            time.sleep(0.06)  # a turn begins after the one before it
+    assert until(lambda: _whole_runs(page_server) == 2, WAIT_S)  # they are written beside answers
     return page_server
+
+
+def _whole_runs(server: Running) -> int:
+    runs = httpx.get(f"{server.url}/page/runs", trust_env=False, timeout=WAIT_S).json()["runs"]
+    return sum(run["turns"] == TURNS for run in runs)
 
 
 def open_list(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/#/agent")
-    page.get_by_role("heading", name="Agent runs").wait_for()
-    rows = page.locator(".runs tbody tr").filter(has=page.get_by_role("link", name=re.compile("with ")))
-    until(lambda: _listed(page, rows.count()), 30)
-
-
-def _listed(page: Page, count: int) -> bool:
-    if count >= 2:
-        return True
-    page.get_by_role("button", name="Refresh").click()  # the store is written beside answers
-    page.wait_for_timeout(300)
-    return False
+    page.get_by_role("link", name="with plain").first.wait_for()
 
 
 def test_a_run_opens_with_its_turns_rounds_and_texts(browser_page: Page, conversed: Running) -> None:
@@ -205,9 +202,10 @@ def test_the_advice_view_copies_a_config(browser: Browser, page_server: Running,
             ("Copy this route", report["routes"][0]["config"]),
         ):
             page.get_by_role("button", name=button).first.click()
-            page.get_by_role("button", name="Copied").wait_for()
-            assert page.evaluate("navigator.clipboard.readText()") == expected
-            page.get_by_role("button", name="Copied").wait_for(state="detached")
+            page.wait_for_function(
+                "text => navigator.clipboard.readText().then((t) => t === text)", arg=expected
+            )
+            expect(page.locator("#status")).to_have_text("Copied")
         expect(page.locator(".panel", has_text="Memory").last).to_contain_text("98 MiB")
         expect(page.locator(".verdict-line").nth(1)).to_contain_text(HOSTILE)
         assert page.evaluate("window.broken") is None
@@ -277,7 +275,6 @@ def test_axe_finds_nothing_wrong_with_runs_gate_and_advice(
 def _check(page: Page) -> None:
     for size in (DESKTOP, PHONE):
         page.set_viewport_size(size)  # type: ignore[arg-type]
-        page.wait_for_timeout(50)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        page.wait_for_function(FITS, arg=size["width"])  # charts are drawn again for the new width
         assert axe_violations(page) == []
     page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]

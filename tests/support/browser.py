@@ -15,13 +15,13 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 CHROMIUM: Final = Path(os.environ.get("PACELINE_CHROMIUM", "/usr/bin/chromium"))
 DESKTOP: Final = {"width": 1280, "height": 860}
 PHONE: Final = {"width": 390, "height": 844}
-WAIT_MS: Final = 60_000  # on a machine that has much else to do
+WAIT_MS: Final = 180_000  # on a machine that has much else to do
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS)
         try:
             yield browser
         finally:

@@ -26,6 +26,7 @@ from support.tiny_gguf import Sizes
 from support.tokenizers import byte_level_facts
 
 START_S = 300  # on a machine that has much else to do
+WAIT_S = 120  # for what takes milliseconds elsewhere
 IDLE_S = 20
 
 
@@ -82,6 +83,17 @@ def until(holds: Callable[[], bool], seconds: float) -> bool:
             return True
         time.sleep(0.01)
     return holds()
+
+
+@contextmanager
+def paused(server: Running) -> Iterator[None]:
+    """No pass begins meanwhile: requests stay in flight as they are, however fast the machine is."""
+    goes_on = threading.Event()
+    server.app.engine.thread.between_passes(lambda: goes_on.wait() and None)
+    try:
+        yield
+    finally:
+        goes_on.set()
 
 
 MODEL = "smollm2-135m"
