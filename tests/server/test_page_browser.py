@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from paceline.web import api_keys
 from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
-from support.servers import WAIT_S, Running, paused, toy_running
+from support.servers import IDLE_S, Running, paused, toy_running
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -27,7 +27,7 @@ def playground(page: Page, server: Running) -> None:
 
 
 def send(page: Page, text: str, tokens: int = 48) -> None:
-    page.get_by_label("Tokens", exact=True).fill(str(tokens))
+    page.get_by_label("Max tokens", exact=True).fill(str(tokens))
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_label("Message", exact=True).press("Enter")
 
@@ -36,7 +36,7 @@ def order(page: Page, server: Running, tokens: int = 64) -> None:
     """An answer that fits a schema, to its end."""
     playground(page, server)
     page.get_by_role("button", name="An order as JSON").click()
-    page.get_by_label("Tokens", exact=True).fill(str(tokens))
+    page.get_by_label("Max tokens", exact=True).fill(str(tokens))
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Compare with plain").wait_for()
 
@@ -142,7 +142,7 @@ def test_a_tool_is_called_and_its_result_goes_back(browser_page: Page, page_serv
     expect(card).to_contain_text('"city": "Oslo"')
     with page.expect_request(CHAT) as sent:
         card.get_by_label("Result of the tool").fill('{"temperature": 7}')
-        card.get_by_role("button", name="Give this result").click()
+        card.get_by_role("button", name="Send the result").click()
     body: Any = sent.value.post_data_json
     messages = body["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
@@ -237,13 +237,13 @@ def test_live_figures_move(browser_page: Page, page_server: Running) -> None:
     page = browser_page
     body = {"messages": [{"role": "user", "content": "Count: 1 2 3"}], "max_tokens": 6000, "ignore_eos": True}
     url = f"{page_server.url}/v1/chat/completions"
-    httpx.post(url, json={**body, "max_tokens": 2}, timeout=WAIT_S, trust_env=False)
+    httpx.post(url, json={**body, "max_tokens": 2}, timeout=IDLE_S, trust_env=False)
     page.goto(f"{page_server.url}/#/live")
     tokens = page.locator(".tile", has_text="Throughput").locator(".note")
     before = int(re.sub(r"\D", "", tokens.inner_text()))
     with (
         ExitStack() as stack,
-        httpx.stream("POST", url, json={**body, "stream": True}, timeout=WAIT_S, trust_env=False) as answer,
+        httpx.stream("POST", url, json={**body, "stream": True}, timeout=IDLE_S, trust_env=False) as answer,
     ):
         lines = answer.iter_lines()  # the stream closes with it
         next(line for line in lines if '"content":"' in line)

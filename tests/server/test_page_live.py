@@ -17,7 +17,7 @@ from paceline.server.page import live
 from paceline.server.page.live import MAX_RECORDS, by_minute, histogram_quantile, read_figures
 from paceline.trace.record import RequestRecord
 from paceline.web import api_keys
-from support.servers import WAIT_S, Running, paused, toy_running, until
+from support.servers import IDLE_S, Running, paused, toy_running, until
 
 LONG = {"messages": [{"role": "user", "content": "a b a b a b"}], "temperature": 0, "ignore_eos": True}
 
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
 
 
 def get(server: Running, path: str, key: str) -> Any:
-    response = httpx.get(f"{server.url}{path}", headers=bearer(key), trust_env=False, timeout=WAIT_S)
+    response = httpx.get(f"{server.url}{path}", headers=bearer(key), trust_env=False, timeout=IDLE_S)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -55,7 +55,7 @@ def bearer(key: str) -> dict[str, str]:
 def ask(server: Running, key: str, tokens: int) -> httpx.Response:
     body = {**LONG, "max_tokens": tokens}
     url = f"{server.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=bearer(key), timeout=WAIT_S, trust_env=False)
+    return httpx.post(url, json=body, headers=bearer(key), timeout=IDLE_S, trust_env=False)
 
 
 def total(text: str, name: str) -> float:
@@ -69,7 +69,7 @@ def test_a_key_sees_its_own_requests_and_an_operator_all(server: Running, keys: 
     url = f"{server.url}/v1/chat/completions"
     with (
         ExitStack() as stack,
-        httpx.Client(headers=bearer(keys["anna"]), timeout=WAIT_S, trust_env=False) as client,
+        httpx.Client(headers=bearer(keys["anna"]), timeout=IDLE_S, trust_env=False) as client,
         client.stream("POST", url, json=body) as answer,
     ):
         lines = answer.iter_lines()  # the stream closes with it
@@ -84,7 +84,7 @@ def test_a_key_sees_its_own_requests_and_an_operator_all(server: Running, keys: 
         assert get(server, "/page/live", keys["bert"])["requests"] == []
         (seen,) = get(server, "/page/live", keys["olga"])["requests"]
         assert seen["id"] == mine["id"]
-    assert until(lambda: not server.app.admission.in_flight, WAIT_S)
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
     assert get(server, "/page/live", keys["olga"])["requests"] == []
 
 
@@ -92,18 +92,18 @@ def test_requests_that_fail_or_are_refused_do_not_stay(server: Running, keys: di
     bad = {"messages": [{"role": "nobody", "content": ""}]}
     url = f"{server.url}/v1/chat/completions"
     assert (
-        httpx.post(url, json=bad, headers=bearer(keys["anna"]), trust_env=False, timeout=WAIT_S).status_code
+        httpx.post(url, json=bad, headers=bearer(keys["anna"]), trust_env=False, timeout=IDLE_S).status_code
         == 400
     )
     assert ask(server, keys["anna"], 4).status_code == 200
-    assert until(lambda: not server.app.admission.in_flight, WAIT_S)
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
 
 
 def test_figures_are_those_of_metrics(server: Running, keys: dict[str, str]) -> None:
     ask(server, keys["anna"], 24)
-    assert until(lambda: not server.app.admission.in_flight, WAIT_S)
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
     figures = get(server, "/page/live", keys["anna"])["figures"]
-    text = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=WAIT_S).text
+    text = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=IDLE_S).text
     assert figures["generation_tokens"] == total(text, "vllm:generation_tokens_total")
     assert figures["plain_rounds"] == total(text, "paceline_plain_rounds_total")
     assert figures["rounds"] == total(text, "paceline_tokens_per_pass_count")
@@ -118,7 +118,7 @@ def test_figures_are_those_of_metrics(server: Running, keys: dict[str, str]) -> 
 
 def test_the_last_hour_is_the_key_s_own(server: Running, keys: dict[str, str]) -> None:
     ask(server, keys["bert"], 8)
-    assert until(lambda: get(server, "/page/hour", keys["bert"])["total"]["requests"] > 0, WAIT_S)
+    assert until(lambda: get(server, "/page/hour", keys["bert"])["total"]["requests"] > 0, IDLE_S)
     bert = get(server, "/page/hour", keys["bert"])["total"]
     assert (bert["requests"], bert["output_tokens"]) == (1, 8)
     assert get(server, "/page/hour", keys["olga"])["total"]["requests"] > 1
@@ -138,7 +138,7 @@ def test_strangers_of_a_server_without_keys_see_no_requests(tmp_path: Path) -> N
         asking = threading.Thread(target=ask, args=(proxied, "", 4))
         with paused(proxied):
             asking.start()
-            assert until(lambda: bool(proxied.app.admission.in_flight), WAIT_S)
+            assert until(lambda: bool(proxied.app.admission.in_flight), IDLE_S)
             seen = get(proxied, "/page/live", "")
         asking.join()
     assert seen["requests"] == []

@@ -22,7 +22,7 @@ from paceline.trace.store import Store
 from support.advice import advised, an_advice
 from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
 from support.gate_pairs import pairs
-from support.servers import WAIT_S, Running, toy_running, until
+from support.servers import IDLE_S, Running, toy_running, until
 from support.traces import NOW, a_request, a_round
 from support.upstreams import Gate, gate
 
@@ -74,12 +74,12 @@ def conversed(page_server: Running) -> Running:
             )
             said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
             messages = [*messages, said, {"role": "user", "content": f"Once more, for the {turn + 2}. time."}]
-    assert until(lambda: _whole_runs(page_server) == 2, WAIT_S)  # they are written beside answers
+    assert until(lambda: _whole_runs(page_server) == 2, IDLE_S)  # they are written beside answers
     return page_server
 
 
 def _whole_runs(server: Running) -> int:
-    runs = httpx.get(f"{server.url}/page/runs", trust_env=False, timeout=WAIT_S).json()["runs"]
+    runs = httpx.get(f"{server.url}/page/runs", trust_env=False, timeout=IDLE_S).json()["runs"]
     return sum(run["turns"] == TURNS for run in runs)
 
 

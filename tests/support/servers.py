@@ -26,8 +26,7 @@ from support.tiny_gguf import Sizes
 from support.tokenizers import byte_level_facts
 
 START_S = 300  # on a machine that has much else to do
-WAIT_S = 120  # for what takes milliseconds elsewhere
-IDLE_S = 20
+IDLE_S = 120  # there, until something is done that takes no time
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 // opens a report of `paceline gate run --json`. Every figure is the gate's own.
 
 import { columns, line, scatter } from "../chart.js";
-import { fill, h, panel, s, tile } from "../dom.js";
+import { add, fill, h, panel, prose, s, scroller, tile } from "../dom.js";
 import { clock, number, seconds, share, times } from "../format.js";
 import { fileButton } from "../open_file.js";
 
@@ -15,7 +15,7 @@ const isReport = (value) => (value && typeof value === "object" && Array.isArray
 export async function mount(root, api) {
   const served = Boolean(api.about.views); // the gate's own process
   const head = h("div"), body = h("div");
-  let stop = null, charts = [], last = "";
+  let stop = null, charts = [], last = "", opened = false;
   const end = () => { charts.forEach((one) => one.destroy()); charts = []; };
 
   function show(report, source) {
@@ -35,15 +35,17 @@ export async function mount(root, api) {
     stop = api.poll(path, EVERY_MS, (report) => { api.showError(null); show(report, { path }); }, api.showError);
   }
 
-  const open = fileButton("Open a report…", isReport, (report, name) => { api.showError(null); stop?.(); stop = null; last = ""; show(report, { name }); }, api.showError);
+  const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); stop?.(); stop = null; last = ""; show(report, { name }); }, api.showError);
   root.append(h("div", { class: "row spread" }, h("h1", { text: "Release gate" }), open), head, body);
   if (!served) {
-    fill(body, h("div", { class: "empty" },
-      h("p", { text: "The gate runs in a process of its own, which has this page too: open the address of `paceline gate serve` to follow its experiments." }),
-      h("p", { text: "Here a report of `paceline gate run --json report.json` can be opened. It stays in this browser." })));
+    fill(body, h("div", { class: "empty long" },
+      h("p", {}, prose("The gate tells whether a candidate may replace a baseline. `paceline gate serve` compares live traffic and has this page at its own address; `paceline gate run` compares recorded requests:")),
+      h("pre", { class: "config", text: `paceline gate run --baseline http://HOST:PORT --candidate ${location.origin} --traces traces.db --json report.json` }),
+      h("p", { text: "Open its report here. It stays in this browser." })));
     return () => end();
   }
   const { experiments } = await api.get("/page/gate");
+  if (opened) return () => end(); // a file, in the meantime
   if (!experiments.length) fill(body, h("p", { class: "empty", text: "No route has a mirror: without a candidate there is nothing to compare." }));
   else {
     const chosen = experiments.find(({ experiment }) => experiment === api.rest[0]) ?? experiments.find(({ aa }) => !aa) ?? experiments[0];
@@ -71,7 +73,7 @@ function draw(root, report, source, api, charts) {
   };
   root.append(banner(report, source));
   if (report.experiment) root.append(health(report));
-  root.append(
+  add(root,
     panel("Checks", h("div", {}, checks(measured, false), h("p", { class: "note", text: "Wide: the interval; thick: the estimate; grey: no difference; red: the margin. Promotion waits for checks with a star. Intervals hold however often somebody looks." }),
       skipped.length > 0 && h("details", {}, h("summary", { text: `${skipped.length} not measured` }), h("ul", { class: "plain" }, skipped.map((finding) => h("li", { class: "note", text: `${finding.check}: ${finding.message}` }))))),
     { note: report.policy_hash ? `policy ${report.policy_hash}` : "" }),
@@ -109,7 +111,7 @@ function health({ experiment: one }) {
 }
 
 function checks(findings, segmented) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": segmented ? "Checks by route and cohort" : "All checks" }, h("table", { class: "checks" },
+  return scroller(segmented ? "Checks by route and cohort" : "All checks", h("table", { class: "checks" },
     h("thead", {}, h("tr", {}, h("th", { text: "check" }), segmented && h("th", { text: "where" }), h("th", { text: "state" }), h("th", { class: "n", text: "estimate" }), h("th", { text: "interval against margin" }), h("th", { class: "n", text: "interval" }), h("th", { class: "n", text: "margin" }), h("th", { class: "n", text: "pairs" }), h("th", { class: "n", text: "missing" }))),
     h("tbody", {}, findings.map((finding) => {
       const [tone, state] = STATES[finding.status] ?? ["", finding.status];

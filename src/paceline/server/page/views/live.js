@@ -32,7 +32,7 @@ export function mount(root, api) {
       panel("Accepted by position", positions, { note: "share of drafted tokens, since the start" }),
       panel("Accepted by drafter", accepted, { note: "since the start" }),
       panel("Batch", batch, { note: "passes by outputs in them, since the start" })),
-    h("div", { class: "spaced" }, panel("Routes", routes, { note: "of late" })),
+    h("div", { class: "spaced" }, panel("Routes", routes, { note: "recent answers, against plain decoding" })),
     panel("Last hour", h("div", {}, hourNote, h("div", { class: "thirds wide" },
       h("figure", {}, h("figcaption", { class: "note", text: "tokens per minute" }), perMinute),
       h("figure", {}, h("figcaption", { class: "note", text: "time to the first token, median" }), firsts),
@@ -61,7 +61,7 @@ export function mount(root, api) {
       tile("Tokens per pass", figures.tokens_per_pass === null ? "–" : figures.tokens_per_pass.toFixed(2), `${number(figures.rounds)} rounds`),
       tile("Accepted", drafted ? share(kept / drafted) : "–", `of ${number(drafted)} drafted`),
       tile("Plain rounds", figures.rounds ? share(figures.plain_rounds / figures.rounds) : "–", "without a draft"),
-      tile("KV cache", share(figures.cache_use), `${share(figures.cached_share)} of prompts in it`));
+      tile("KV cache", share(figures.cache_use), `${share(figures.cached_share)} prefix hits`));
     drawRequests(inFlight, more);
     const points = history.slice(1).map((one, i) => [one.at - at, one.at > history[i].at ? (one.tokens - history[i].tokens) / (one.at - history[i].at) : null]);
     charts.throughput.update({ series: [{ name: "tokens/s", points, area: true, color: "--accent" }], x: { min: -WINDOW_S, max: 0, format: (v) => (v ? `${-v} s ago` : "now"), count: 3 } });
@@ -91,7 +91,7 @@ export function mount(root, api) {
     const names = Object.keys(figures.routes);
     if (!names.length) { fill(routes, nothing("No answer of more than one token yet.")); return; }
     fill(routes, scroller("Routes", h("table", {},
-      h("thead", {}, h("tr", {}, ["Route", "Times plain", "Tokens per pass", "Drafted per pass", "Accepted", "Plain rounds", "Batch"].map((text, i) => h("th", { class: i ? "n" : "", scope: "col", text })))),
+      h("thead", {}, h("tr", {}, ["Route", "Speed-up", "Tokens per pass", "Drafted per pass", "Accepted", "Plain rounds", "Batch"].map((text, i) => h("th", { class: i ? "n" : "", scope: "col", text })))),
       h("tbody", {}, names.map((name) => {
         const one = figures.routes[name];
         return h("tr", {}, h("td", { text: name }), [times(one.speedup), one.tokens_per_pass.toFixed(2), one.drafted_per_pass.toFixed(2), share(one.acceptance), share(one.plain_rounds), one.batch.toFixed(1)].map((text) => h("td", { class: "n", text })));
