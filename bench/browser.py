@@ -30,8 +30,9 @@ MADE_UP: Final = """
   const round = (i) => ({ index: 0, start: 4 * i, rejected: [], drafted: 3, batch: 1, draft_us: 9,
     target_us: 5000, passes: i + 1, tokens_per_pass: 4, token_s: 0.005, seconds: i / 50,
     tokens: [" one", " two", " three", i % 12 ? "," : ".\\n"].map(token) });
-  const end = { choices: [], usage: { completion_tokens: 4 * rounds }, metrics: { mean_itl_ms: 5, passes: rounds,
-    time_to_first_token_ms: 5, speculative_decoding: { num_draft_tokens: 3 * rounds, draft_acceptance_rate: 1 } } };
+  const speculative_decoding = { num_draft_tokens: 3 * rounds, draft_acceptance_rate: 1 };
+  const metrics = { mean_itl_ms: 5, time_to_first_token_ms: 5, passes: rounds, speculative_decoding };
+  const end = { choices: [], usage: { completion_tokens: 4 * rounds }, metrics };
   const bytes = (data) => new TextEncoder().encode(`data: ${data}\\n\\n`);
   const body = () => new ReadableStream({ start(out) {
     let i = 0;
@@ -48,7 +49,8 @@ MADE_UP: Final = """
     if (everyMs) timer = setInterval(step, everyMs);
     else while (i <= rounds) step();
   } });
-  window.fetch = async (path, options) => (path.endsWith("/chat/completions") ? new Response(body()) : send(path, options));
+  const chat = (path) => path.endsWith("/chat/completions");
+  window.fetch = async (path, options) => (chat(path) ? new Response(body()) : send(path, options));
 }
 """
 COUNT_FRAMES: Final = """
@@ -150,9 +152,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of a running `paceline serve`")
     url = parser.parse_args(arguments).url
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS)
         paints = first_paints(browser, url)
         print(
             f"first contentful paint: median {median(paints):.0f} ms, longest {max(paints):.0f} ms of {LOADS}"

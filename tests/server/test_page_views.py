@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from paceline.gate.pair import Pair
 from paceline.gate.policy import Policy
@@ -20,7 +20,7 @@ from paceline.gate.store import GateStore
 from paceline.gate.verdict import decide
 from paceline.trace.store import Store
 from support.advice import advised, an_advice
-from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
+from support.browser import WAIT_MS, check_at_all_sizes, opened
 from support.gate_pairs import pairs
 from support.servers import IDLE_S, Running, toy_running, until
 from support.traces import NOW, a_request, a_round
@@ -30,7 +30,6 @@ expect.set_options(timeout=WAIT_MS)
 
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 TURNS = 3
-FITS = "width => innerWidth === width && document.documentElement.scrollWidth <= width"
 
 
 def differing(i: int, pair: Pair) -> Pair:
@@ -211,6 +210,21 @@ def test_the_advice_view_copies_a_config(browser: Browser, page_server: Running,
         assert page.evaluate("window.broken") is None
 
 
+def test_an_opened_file_stays_when_the_server_answers_later(
+    browser_page: Page, page_server: Running, advice_file: Path
+) -> None:
+    page, asked = browser_page, list[Route]()
+    page.route("**/page/advice", lambda route: asked.append(route))
+    page.goto(f"{page_server.url}/#/advice")
+    with page.expect_request("**/page/advice"):
+        page.locator("input[type=file]").set_input_files(advice_file)
+    page.get_by_role("button", name="Copy this config").wait_for()
+    with page.expect_request_finished():
+        asked[0].fulfill(json={"configured": False, "report": None})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator(".empty").count() == 0
+
+
 @pytest.fixture(scope="module")
 def live_gate(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Gate]:
     """A gate with an experiment and an A/A control."""
@@ -253,28 +267,22 @@ def test_axe_finds_nothing_wrong_with_runs_gate_and_advice(
 ) -> None:
     with opened(browser, color_scheme=scheme) as page:
         open_list(page, conversed)
-        _check(page)
+        check_at_all_sizes(page)
         page.get_by_role("link", name="with plain").first.click()
         page.locator(".pairs").wait_for()
-        _check(page)
+        check_at_all_sizes(page)
         page.get_by_role("link", name="suffix, ngram").click()
         page.locator(".turn-head").first.click()
         page.locator(".round").first.wait_for()
-        _check(page)
+        check_at_all_sizes(page)
         for view, file in (("gate", gate_file), ("advice", advice_file)):
             page.goto(f"{conversed.url}/#/{view}")
+            page.locator(".empty").wait_for()
+            check_at_all_sizes(page)
             page.locator("input[type=file]").set_input_files(file)
             page.locator(".chart").first.wait_for()
             page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true })")
-            _check(page)
+            check_at_all_sizes(page)
         page.goto(live_gate.url)
         page.locator(".banner-title").wait_for()
-        _check(page)
-
-
-def _check(page: Page) -> None:
-    for size in (DESKTOP, PHONE):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        page.wait_for_function(FITS, arg=size["width"])  # charts are drawn again for the new width
-        assert axe_violations(page) == []
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+        check_at_all_sizes(page)

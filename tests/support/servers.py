@@ -88,7 +88,11 @@ def until(holds: Callable[[], bool], seconds: float) -> bool:
 def paused(server: Running) -> Iterator[None]:
     """No pass begins meanwhile: requests stay in flight as they are, however fast the machine is."""
     goes_on = threading.Event()
-    server.app.engine.thread.between_passes(lambda: goes_on.wait() and None)
+
+    def wait() -> None:
+        goes_on.wait()
+
+    server.app.engine.thread.between_passes(wait)
     try:
         yield
     finally:

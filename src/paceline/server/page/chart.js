@@ -125,9 +125,9 @@ function runs(points) {
 
 function drawRules(svg, rules, y, box) {
   for (const rule of rules) {
-    const at = y(rule.y);
+    const at = y(rule.y), crowded = rules.some((other) => y(other.y) < at && y(other.y) > at - 16); // no room above it
     svg.append(s("line", { class: "rule", x1: box.left, x2: box.right, y1: at, y2: at, vars: { stroke: `var(${rule.color ?? "--muted"})` } }));
-    if (rule.label) svg.append(s("text", { class: "tick", x: box.right, y: at - 4, "text-anchor": "end", text: rule.label }));
+    if (rule.label) svg.append(s("text", { class: "tick", x: box.right, y: crowded ? at + 12 : at - 4, "text-anchor": "end", text: rule.label }));
   }
 }
 

@@ -61,7 +61,9 @@ async function navigate() {
     if (turn === current) unmount = ended ?? null;
     else ended?.();
   } catch (error) {
-    if (turn === current) showError(root, error, true);
+    if (turn !== current) return;
+    if (!root.querySelector("h1")) root.append(h("h1", { text: view.title }));
+    showError(root, error, true);
   }
 }
 

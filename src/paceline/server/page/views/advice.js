@@ -22,7 +22,7 @@ export async function mount(root, api) {
   if (report && !opened) show(report, "");
   else if (!opened) fill(body, h("div", { class: "empty long" },
     h("p", {}, prose(configured ? "The server has a report, for operators only." : "Speculation pays off on some traffic and not on other. `paceline advise` measures it on yours:")),
-    !configured && h("pre", { class: "config", text: `paceline advise --target ${api.about.model} --json advice.json` }),
+    !configured && h("pre", { class: "config", text: `paceline advise --target ${api.about.model} \\\n  --store ~/.cache/paceline/traces.db \\\n  --json advice.json` }),
     h("p", {}, prose("Start the server with `--advice advice.json`, or open the file here. It stays in this browser."))));
   return () => charts.forEach((one) => one.destroy());
 }

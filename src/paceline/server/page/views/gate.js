@@ -40,7 +40,7 @@ export async function mount(root, api) {
   if (!served) {
     fill(body, h("div", { class: "empty long" },
       h("p", {}, prose("The gate tells whether a candidate may replace a baseline. `paceline gate serve` compares live traffic and has this page at its own address; `paceline gate run` compares recorded requests:")),
-      h("pre", { class: "config", text: `paceline gate run --baseline http://HOST:PORT --candidate ${location.origin} --traces traces.db --json report.json` }),
+      h("pre", { class: "config", text: `paceline gate run --traces requests.jsonl \\\n  --baseline http://HOST:PORT \\\n  --candidate ${location.origin} \\\n  --json report.json` }),
       h("p", { text: "Open its report here. It stays in this browser." })));
     return () => end();
   }

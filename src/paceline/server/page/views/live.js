@@ -55,7 +55,7 @@ export function mount(root, api) {
     const kept = figures.acceptance.drafter.reduce((sum, one) => sum + one.accepted, 0);
     fill(tiles,
       tile("Running", number(figures.running), `${number(figures.waiting)} waiting`),
-      tile("Throughput", rate() === null ? "–" : `${number(rate())} /s`, `${number(figures.generation_tokens)} tokens in all`),
+      tile("Throughput", rate() === null ? "–" : `${number(rate())} /s`, `${number(figures.generation_tokens)} in all`),
       tile(`First token${hour ? ", 1 h" : ""}`, seconds((hour ?? figures).first_token_s.p50), `p95 ${seconds((hour ?? figures).first_token_s.p95)}`),
       tile(`Per token${hour ? ", 1 h" : ""}`, seconds((hour ?? figures).token_s.p50), `p95 ${seconds((hour ?? figures).token_s.p95)}`),
       tile("Tokens per pass", figures.tokens_per_pass === null ? "–" : figures.tokens_per_pass.toFixed(2), `${number(figures.rounds)} rounds`),

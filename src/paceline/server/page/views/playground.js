@@ -123,6 +123,7 @@ export function mount(root, api) {
     const mine = chat;
     if (await answer() || mine !== chat) return;
     turns.pop()?.element.remove(); // to be sent again
+    if (!turns.length) reset();
     input.value ||= text;
   }
 
@@ -134,6 +135,7 @@ export function mount(root, api) {
     const turn = h("article", { class: "exchange assistant", "aria-label": "Answer" });
     conversation.append(turn);
     const written = column("With drafts", turn), mine = chat;
+    toEnd();
     const message = await run(request, written);
     if (mine !== chat) return true;
     if (!message && !written.answer.tokens.length) { turn.remove(); return false; }
@@ -237,8 +239,10 @@ export function mount(root, api) {
   /** Stays at the end of the text while the reader does. */
   function follow() {
     const page = document.documentElement;
-    if (page.scrollHeight - window.innerHeight - window.scrollY < 160) window.scrollTo(0, page.scrollHeight);
+    if (page.scrollHeight - window.innerHeight - window.scrollY < 160) toEnd();
   }
+
+  const toEnd = () => window.scrollTo(0, document.documentElement.scrollHeight);
 
   return () => running?.abort();
 }
