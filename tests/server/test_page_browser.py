@@ -290,6 +290,7 @@ def test_live_figures_move(browser_page: Page, page_server: Running) -> None:
         row = page.locator(".requests tbody tr")
         expect(row).to_contain_text("writing, at most 6,000")
         expect(row).to_contain_text("chatcmpl-")
+        assert axe_violations(page) == []
     expect(page.locator(".requests")).to_contain_text("Nothing is running.")
     expect(tokens).not_to_have_text(f"{before:,} in all")
     assert int(re.sub(r"\D", "", tokens.inner_text())) > before
@@ -298,6 +299,9 @@ def test_live_figures_move(browser_page: Page, page_server: Running) -> None:
 
 def test_live_figures_are_those_of_metrics(browser_page: Page, page_server: Running) -> None:
     page = browser_page
+    body = {"messages": [{"role": "user", "content": "Count: 1 2 1 2 1 2"}], "max_tokens": 16}
+    url = f"{page_server.url}/v1/chat/completions"
+    httpx.post(url, json=body, timeout=IDLE_S, trust_env=False).raise_for_status()
     page.goto(f"{page_server.url}/#/live")
     expect(page.locator(".requests")).to_contain_text("Nothing is running.")
     text = httpx.get(f"{page_server.url}/metrics", timeout=IDLE_S, trust_env=False).text

@@ -261,6 +261,27 @@ def test_the_gate_s_own_page_follows_its_experiments(browser_page: Page, live_ga
     expect(page.locator(".banner")).to_contain_text("After 40 pairs")
 
 
+def test_what_is_open_stays_open_when_pairs_are_added(browser_page: Page, live_gate: Gate) -> None:
+    page, added = browser_page, 0
+
+    def with_added(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "pairs": 60 + added})
+
+    page.route("**/page/gate/new", with_added)
+    page.clock.install()
+    page.goto(live_gate.url)
+    expect(page.locator(".banner")).to_contain_text("After 60 pairs")
+    page.locator("summary", has_text="checks").click()
+    page.locator(".dot").nth(20).click()
+    expect(page.locator(".pair")).to_contain_text("new-p20")
+    added = 1
+    page.clock.fast_forward(60_000)  # to the next look
+    expect(page.locator(".banner")).to_contain_text("After 61 pairs")
+    expect(page.locator(".pair")).to_contain_text("new-p20")
+    assert page.locator("details[open]").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_wrong_with_runs_gate_and_advice(
     browser: Browser, conversed: Running, live_gate: Gate, gate_file: Path, advice_file: Path, scheme: str

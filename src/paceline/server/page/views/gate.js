@@ -20,22 +20,25 @@ export async function mount(root, api) {
 
   function show(report, source) {
     const text = JSON.stringify(report);
-    if (text === last) return; // nothing new: what is open stays open
+    if (text === last) return; // nothing new
     last = text;
     end();
+    body.style.setProperty("min-height", `${body.offsetHeight}px`); // until the charts are drawn: what is read stays in sight
     fill(body);
     draw(body, report, source, api, charts);
-    api.announce(report.headline ?? report.verdict);
+    requestAnimationFrame(() => requestAnimationFrame(() => body.style.removeProperty("min-height")));
+    if (report.headline !== source.headline) api.announce(report.headline);
+    source.headline = report.headline;
   }
 
   function follow(experiment) {
     stop?.();
     last = "";
-    const path = `/page/gate/${encodeURIComponent(experiment)}`;
-    stop = api.poll(path, EVERY_MS, (report) => { api.showError(null); show(report, { path }); }, api.showError);
+    const source = looked({ path: `/page/gate/${encodeURIComponent(experiment)}` });
+    stop = api.poll(source.path, EVERY_MS, (report) => { api.showError(null); show(report, source); }, api.showError);
   }
 
-  const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); stop?.(); stop = null; last = ""; show(report, { name }); }, api.showError);
+  const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); stop?.(); stop = null; last = ""; show(report, looked({ name })); }, api.showError);
   root.append(h("div", { class: "row spread" }, h("h1", { text: "Release gate" }), open), head, body);
   if (!served) {
     fill(body, h("div", { class: "empty long" },
@@ -56,14 +59,24 @@ export async function mount(root, api) {
   return () => { stop?.(); end(); };
 }
 
+/** Where a report comes from (the path at a gate, or the name of a file), and what the reader has opened in it. */
+const looked = (from) => ({ ...from, pair: null, open: new Set() });
+
 function draw(root, report, source, api, charts) {
   const all = report.findings.filter((finding) => finding.segment === "all");
   const measured = all.filter((finding) => finding.status !== "skipped");
   const skipped = all.filter((finding) => finding.status === "skipped");
   const segments = report.findings.filter((finding) => finding.segment !== "all" && finding.status !== "skipped");
   const pair = h("div", { id: "pair" });
-  const showPair = (shown) => { fill(pair, pairView(shown)); pair.scrollIntoView({ block: "nearest" }); };
+  const details = (name, title, content) => h("details", { open: source.open.has(name), ontoggle: (event) => source.open[event.target.open ? "add" : "delete"](name) },
+    h("summary", { text: title }), content);
+  const showPair = (shown) => {
+    fill(pair, pairView(shown));
+    const choice = root.querySelector("select");
+    if (choice) choice.value = shown.id;
+  };
   const openPair = async (id) => {
+    source.pair = id;
     const known = (report.shown_pairs ?? []).find((one) => one.id === id);
     try {
       if (known) showPair(known);
@@ -71,17 +84,19 @@ function draw(root, report, source, api, charts) {
       else fill(pair, h("p", { class: "note", text: `The report does not hold the pair ${id}; gate run --pairs writes all.` }));
     } catch (error) { api.showError(error); }
   };
+  const choosePair = async (id) => { await openPair(id); pair.scrollIntoView({ block: "nearest" }); };
   root.append(banner(report, source));
   if (report.experiment) root.append(health(report));
   add(root,
     panel("Checks", h("div", {}, checks(measured, false), h("p", { class: "note", text: "Wide: the interval; thick: the estimate; grey: no difference; red: the margin. Promotion waits for checks with a star. Intervals hold however often somebody looks." }),
-      skipped.length > 0 && h("details", {}, h("summary", { text: `${skipped.length} not measured` }), h("ul", { class: "plain" }, skipped.map((finding) => h("li", { class: "note", text: `${finding.check}: ${finding.message}` }))))),
+      skipped.length > 0 && details("skipped", `${skipped.length} not measured`, h("ul", { class: "plain" }, skipped.map((finding) => h("li", { class: "note", text: `${finding.check}: ${finding.message}` }))))),
     { note: report.policy_hash ? `policy ${report.policy_hash}` : "" }),
-    segments.length > 0 && panel("By route and cohort", h("details", {}, h("summary", { text: `${segments.length} checks` }), checks(segments, true))),
-    evidence(report, openPair, charts),
-    panel("Pairs", h("div", {}, pairList(report, openPair), pair), { note: pairNote(report) }),
+    segments.length > 0 && panel("By route and cohort", details("segments", `${segments.length} checks`, checks(segments, true))),
+    evidence(report, choosePair, charts),
+    panel("Pairs", h("div", {}, pairList(report, choosePair), pair), { note: pairNote(report) }),
   );
-  if (report.shown_pairs?.length) fill(pair, pairView(report.shown_pairs[0]));
+  if (source.pair) openPair(source.pair);
+  else if (report.shown_pairs?.length) fill(pair, pairView(report.shown_pairs[0]));
   if (report.changes?.length) root.append(panel("Changes of the rollout", h("ul", { class: "plain" }, [...report.changes].reverse().slice(0, 20).map((change) =>
     h("li", {}, h("span", { class: "note", text: clock(change.created) }), ` ${share(change.from_share)} → ${share(change.to_share)} `, h("span", { text: `${change.actor}: ${change.reason}` }))))));
 }
