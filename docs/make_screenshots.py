@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from io import BytesIO
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from support.browser import DESKTOP, PHONE, chromium, opened  # noqa: E402
 from support.servers import Running, running  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
+TRAFFIC_S = 20  # of the live view, and before the advice
+PAIRS = 96  # of the gate's report
 ROUTES = """routes:
   - {name: agents, match: {prompt: tools}}
   - {name: forms, match: {prompt: json}}
@@ -46,16 +48,20 @@ TOOL = {
         },
     },
 }
-QUESTIONS = (
-    {"messages": [{"role": "user", "content": "What is in order B-2047?"}], "tools": [TOOL]},
-    {"messages": [{"role": "user", "content": "Write the numbers from one to forty, in words."}]},
-    {
-        "messages": [
-            {"role": "user", "content": "A person: Ada Lovelace, born 1815, mathematician. As JSON."}
-        ],
-        "response_format": {"type": "json_object"},
-    },
-)
+NAMES = ("Ada", "Alan", "Grace", "Edsger", "Barbara", "Donald", "Tony", "Leslie")
+CLIENTS = 3
+
+
+def question(client: int, number: int) -> dict[str, Any]:
+    """The number-th request of a client: of the routes agents, default and forms."""
+    order, name = 2047 + number, NAMES[number % len(NAMES)]
+    texts = (
+        f"What is in order B-{order}, which {name} wrote, and where is it now?",
+        f"Write the numbers from {number + 1} to {number + 40}, in words.",
+        f"A customer: {name}, order B-{order}, {number + 2} brass lanterns, London. As JSON.",
+    )
+    forms: tuple[dict[str, Any], ...] = ({"tools": [TOOL]}, {}, {"response_format": {"type": "json_object"}})
+    return {"messages": [{"role": "user", "content": texts[client]}], **forms[client]}
 
 
 def shoot(page: Page, name: str) -> None:
@@ -64,7 +70,7 @@ def shoot(page: Page, name: str) -> None:
     image.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"page-{name}.png", optimize=True)
 
 
-def playground(page: Page, server: Running) -> None:
+def playground(page: Page, server: Running, folder: Path) -> None:
     page.goto(server.url)
     page.get_by_role("button", name="An order as JSON").click()
     page.get_by_role("button", name="Send").click()
@@ -77,16 +83,18 @@ def playground(page: Page, server: Running) -> None:
 
 @contextmanager
 def traffic(server: Running) -> Iterator[None]:
-    """Three clients that ask one question after another."""
+    """Clients that ask one question after another."""
     stop = threading.Event()
 
     def ask(i: int) -> None:
         with httpx.Client(timeout=120, trust_env=False) as client:
-            while not stop.is_set():
-                body = {**QUESTIONS[i], "max_tokens": 192, "temperature": 0.4, "user": f"agent-{i}"}
+            for number in count():
+                if stop.is_set():
+                    return
+                body = {**question(i, number), "max_tokens": 192, "temperature": 0.4, "user": f"agent-{i}"}
                 client.post(f"{server.url}/v1/chat/completions", json=body)
 
-    clients = [threading.Thread(target=ask, args=(i,)) for i in range(len(QUESTIONS))]
+    clients = [threading.Thread(target=ask, args=(i,)) for i in range(CLIENTS)]
     for one in clients:
         one.start()
     try:
@@ -97,10 +105,10 @@ def traffic(server: Running) -> Iterator[None]:
             one.join()
 
 
-def live(page: Page, server: Running) -> None:
+def live(page: Page, server: Running, folder: Path) -> None:
     page.goto(f"{server.url}/#/live")
     page.locator(".requests tbody tr").first.wait_for()
-    page.wait_for_timeout(20_000)
+    page.wait_for_timeout(1000 * TRAFFIC_S)
 
 
 def converse(server: Running, **body: Any) -> None:
@@ -124,7 +132,7 @@ def runs(page: Page, server: Running) -> None:
     page.get_by_role("link", name="with plain").first.wait_for()
 
 
-def run(page: Page, server: Running) -> None:
+def run(page: Page, server: Running, folder: Path) -> None:
     runs(page, server)
     page.locator(".runs tbody tr").first.get_by_role("link").first.click()
     page.locator(".turn-head").nth(2).click()
@@ -132,66 +140,88 @@ def run(page: Page, server: Running) -> None:
     page.evaluate("window.scrollTo(0, 0)")
 
 
-def compare(page: Page, server: Running) -> None:
+def compare(page: Page, server: Running, folder: Path) -> None:
     runs(page, server)
     page.get_by_role("link", name="with plain").first.click()
     page.locator(".pairs").wait_for()
 
 
-def command(*words: str) -> None:
-    """A command of paceline; the gate's verdict is its exit code."""
-    subprocess.run([sys.executable, "-m", "paceline", *words], check=False, stdout=subprocess.DEVNULL)
+def write_report(file: Path, *words: str) -> Path:
+    """The report of a command of paceline. The gate's verdict is its exit code: only the file tells."""
+    line = [sys.executable, "-m", "paceline", *words, "--json", file.name]
+    subprocess.run(line, check=False, cwd=file.parent, stdout=subprocess.DEVNULL)
+    if not file.exists():
+        raise SystemExit(f"paceline {words[0]} wrote no report: its messages are above")
+    return file
 
 
 def gate_report(server: Running, folder: Path) -> Path:
     """Drafters against plain decoding, one server for both."""
     requests, report = folder / "requests.jsonl", folder / "gate.json"
-    names = ("Ada", "Alan", "Grace", "Edsger", "Barbara", "Donald", "Tony", "Leslie")
+    if report.exists():
+        return report
     with requests.open("w") as file:
-        for i in range(96):
-            text = (
-                f"Order {i}: {names[i % 8]} buys {i + 2} lanterns and {i % 7 + 1} kettles. Repeat it as JSON."
-            )
+        for i in range(PAIRS):
+            buyer = NAMES[i % len(NAMES)]
+            text = f"Order {i}: {buyer} buys {i + 2} lanterns and {i % 7 + 1} kettles. Repeat it as JSON."
             file.write(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n")
     plain = {"speculative_config": {"disabled": True}, "cache_salt": "a", "remember": False}
     arms = ("--baseline-body", json.dumps(plain), "--candidate-body", json.dumps({"cache_salt": "b"}))
-    where = ("--baseline", server.url, "--candidate", server.url, "--traces", str(requests))
-    limits = ("--max-pairs", "96", "--max-tokens", "64", "--texts", "--no-stop-early")
-    command("gate", "run", *where, *arms, *limits, "--json", str(report))
-    return report
+    where = ("--baseline", server.url, "--candidate", server.url, "--traces", requests.name)
+    limits = ("--max-pairs", str(PAIRS), "--max-tokens", "64", "--texts", "--no-stop-early")
+    return write_report(report, "gate", "run", *where, *arms, *limits)
 
 
 def advice_report(server: Running, folder: Path) -> Path:
     """From the traces of the requests before it."""
-    report, store = folder / "advice.json", f"sqlite:///{folder}/traces.db"
-    effort = ("--requests", "8", "--minutes", "1", "--max-tokens", "64")
-    command("advise", "--target", "smollm2-135m", "--store", store, *effort, "--json", str(report))
-    return report
+    report = folder / "advice.json"
+    if report.exists():
+        return report
+    with traffic(server):
+        time.sleep(TRAFFIC_S)
+    source = ("--target", "smollm2-135m", "--store", f"sqlite:///{folder}/traces.db")
+    effort = ("--requests", "12", "--minutes", "2", "--max-tokens", "64")
+    return write_report(report, "advise", *source, *effort)
 
 
-def opening(view: str, file: Path) -> Callable[[Page, Running], None]:
-    """A view with a report from a file."""
-
-    def show(page: Page, server: Running) -> None:
-        page.goto(f"{server.url}/#/{view}")
-        page.locator("input[type=file]").set_input_files(file)
-        page.locator(".chart").first.wait_for()
-
-    return show
+def opened_report(page: Page, server: Running, view: str, report: Path) -> None:
+    page.goto(f"{server.url}/#/{view}")
+    page.locator("input[type=file]").set_input_files(report)
+    page.locator(".chart").first.wait_for()
 
 
-# Runs first: the requests of the others are runs, too.
-VIEWS: dict[str, Callable[[Page, Running], None]] = {
+def gate(page: Page, server: Running, folder: Path) -> None:
+    opened_report(page, server, "gate", gate_report(server, folder))
+
+
+def evidence(page: Page, server: Running, folder: Path) -> None:
+    """The charts and pairs of the gate's report."""
+    gate(page, server, folder)
+    page.evaluate("document.querySelector('.grid.wide').scrollIntoView()")
+    page.evaluate("window.scrollBy(0, -document.querySelector('.top').offsetHeight - 8)")
+
+
+def advice(page: Page, server: Running, folder: Path) -> None:
+    opened_report(page, server, "advice", advice_report(server, folder))
+
+
+# In this order: requests of later views are runs, too, and advice has the traces of all.
+VIEWS: dict[str, Callable[[Page, Running, Path], None]] = {
     "run": run,
     "compare": compare,
     "playground": playground,
     "live": live,
+    "gate": gate,
+    "evidence": evidence,
+    "advice": advice,
 }
 
 
 def main() -> None:
     """The views that are named, or all."""
-    chosen = set(sys.argv[1:]) or {*VIEWS, "gate", "advice"}
+    chosen = set(sys.argv[1:]) or set(VIEWS)
+    if unknown := chosen - set(VIEWS):
+        raise SystemExit(f"no view {', '.join(sorted(unknown))}; there are {', '.join(VIEWS)}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         routes = Path(folder) / "routes.yaml"
         routes.write_text(ROUTES)
@@ -200,10 +230,7 @@ def main() -> None:
             running("smollm2-135m", store=store, routes=str(routes), trace_text=True)
         )
         views = {name: show for name, show in VIEWS.items() if name in chosen}
-        for name, write in (("gate", gate_report), ("advice", advice_report)):
-            if name in chosen:
-                views[name] = opening(name, write(server, Path(folder)))
-        if {"run", "compare"} & chosen:
+        if {"run", "compare", "advice"} & chosen:
             for plain in (True, False):
                 converse(server, speculative_config={"disabled": plain})
         browser = stack.enter_context(chromium())
@@ -212,7 +239,7 @@ def main() -> None:
             look: dict[str, Any] = {"viewport": size, "device_scale_factor": scale, "color_scheme": scheme}
             busy = traffic(server) if name == "live" else nullcontext()
             with opened(browser, **look) as page, busy:
-                show(page, server)
+                show(page, server, Path(folder))
                 shoot(page, f"{name}-{scheme}-{kind}")
 
 

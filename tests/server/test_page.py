@@ -9,7 +9,7 @@ import pytest
 
 from paceline.server.page.assets import CONTENT_SECURITY_POLICY, FOLDER, MEDIA, PageAssets
 from paceline.web import api_keys
-from support.servers import NAME, Running, toy_running
+from support.servers import IDLE_S, NAME, Running, toy_running
 
 FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in MEDIA)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -27,7 +27,9 @@ def server(toy_server: Running) -> Running:
 
 
 def fetch(server: Running, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(f"{server.url}{path}", headers=headers, trust_env=False, follow_redirects=True)
+    return httpx.get(
+        f"{server.url}{path}", headers=headers, trust_env=False, follow_redirects=True, timeout=IDLE_S
+    )
 
 
 def assets(index: str) -> list[str]:
@@ -37,7 +39,7 @@ def assets(index: str) -> list[str]:
 def test_the_page_and_its_files_are_served_with_a_strict_policy(server: Running) -> None:
     index = fetch(server, "/")
     found = assets(index.text)
-    assert len(found) == 4
+    assert len(found) == 8
     for path, kind in [("/", "html"), *((path, path.rpartition(".")[2]) for path in found)]:
         response = fetch(server, path)
         assert response.status_code == 200

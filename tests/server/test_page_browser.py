@@ -2,17 +2,21 @@
 
 import json
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.web import api_keys
-from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
-from support.servers import Running, toy_running
+from support.browser import PHONE, WAIT_MS, axe_violations, check_at_all_sizes, opened
+from support.servers import IDLE_S, Running, paused, toy_running
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -26,7 +30,7 @@ def playground(page: Page, server: Running) -> None:
 
 
 def send(page: Page, text: str, tokens: int = 48) -> None:
-    page.get_by_label("Tokens", exact=True).fill(str(tokens))
+    page.get_by_label("Max tokens", exact=True).fill(str(tokens))
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_label("Message", exact=True).press("Enter")
 
@@ -35,7 +39,7 @@ def order(page: Page, server: Running, tokens: int = 64) -> None:
     """An answer that fits a schema, to its end."""
     playground(page, server)
     page.get_by_role("button", name="An order as JSON").click()
-    page.get_by_label("Tokens", exact=True).fill(str(tokens))
+    page.get_by_label("Max tokens", exact=True).fill(str(tokens))
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Compare with plain").wait_for()
 
@@ -141,7 +145,7 @@ def test_a_tool_is_called_and_its_result_goes_back(browser_page: Page, page_serv
     expect(card).to_contain_text('"city": "Oslo"')
     with page.expect_request(CHAT) as sent:
         card.get_by_label("Result of the tool").fill('{"temperature": 7}')
-        card.get_by_role("button", name="Give this result").click()
+        card.get_by_role("button", name="Send the result").click()
     body: Any = sent.value.post_data_json
     messages = body["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
@@ -230,25 +234,90 @@ def test_what_went_wrong_is_a_sentence(browser: Browser, page_server: Running) -
         page.route(CHAT, lambda route: route.abort())
         send(page, "hello")
         expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+        expect(page.get_by_label("Message", exact=True)).to_have_value("hello")  # to be sent again
+        page.get_by_role("heading", name="See who wrote each token").wait_for()
+
+
+def test_a_server_that_is_back_is_asked_again(browser: Browser, page_server: Running) -> None:
+    with opened(browser, expected_errors=("ERR_FAILED",)) as page:
+        page.route("**/page/about", lambda route: route.abort())
+        page.goto(f"{page_server.url}/#/about")
+        expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+        assert axe_violations(page) == []
+        page.unroute("**/page/about")
+        page.get_by_role("button", name="Try again").click()
+        page.get_by_role("heading", name="This server").wait_for()
+
+
+def test_a_request_can_be_copied_as_a_command(browser: Browser, page_server: Running) -> None:
+    with opened(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
+        playground(page, page_server)
+        answer_with(page, [round_of(0, ["a", "b"])])
+        with page.expect_request(CHAT) as sent:
+            send(page, 'It\'s \\ "quoted"')
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.locator("#status")).to_have_text("Copied")
+        words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[0] == "curl"
+    assert f"{page_server.url}/v1/chat/completions" in words
+    assert json.loads(words[words.index("-d") + 1]) == sent.value.post_data_json
+
+
+def test_on_a_phone_the_tab_of_the_view_is_in_sight(browser: Browser, page_server: Running) -> None:
+    with opened(browser, viewport={**PHONE, "width": 320}) as page:
+        for view in ("about", "playground"):
+            page.goto(f"{page_server.url}/#/{view}")
+            tab = page.locator("#tabs [aria-current]")
+            expect(tab).to_have_attribute("data-view", view)
+            expect(tab).to_be_in_viewport(ratio=0.9)
 
 
 def test_live_figures_move(browser_page: Page, page_server: Running) -> None:
     page = browser_page
+    body = {"messages": [{"role": "user", "content": "Count: 1 2 3"}], "max_tokens": 6000, "ignore_eos": True}
+    url = f"{page_server.url}/v1/chat/completions"
+    httpx.post(url, json={**body, "max_tokens": 2}, timeout=IDLE_S, trust_env=False)
     page.goto(f"{page_server.url}/#/live")
     tokens = page.locator(".tile", has_text="Throughput").locator(".note")
     before = int(re.sub(r"\D", "", tokens.inner_text()))
-    body = {"messages": [{"role": "user", "content": "Count: 1 2 3"}], "max_tokens": 6000, "ignore_eos": True}
-    url = f"{page_server.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120, trust_env=False) as answer:
+    with (
+        ExitStack() as stack,
+        httpx.stream("POST", url, json={**body, "stream": True}, timeout=IDLE_S, trust_env=False) as answer,
+    ):
         lines = answer.iter_lines()  # the stream closes with it
-        next(lines)
+        next(line for line in lines if '"content":"' in line)
+        stack.enter_context(paused(page_server))
         row = page.locator(".requests tbody tr")
         expect(row).to_contain_text("writing, at most 6,000")
         expect(row).to_contain_text("chatcmpl-")
+        assert axe_violations(page) == []
     expect(page.locator(".requests")).to_contain_text("Nothing is running.")
-    expect(tokens).not_to_have_text(f"{before:,} tokens in all")
+    expect(tokens).not_to_have_text(f"{before:,} in all")
     assert int(re.sub(r"\D", "", tokens.inner_text())) > before
     expect(page.locator(".view-live")).to_contain_text(re.compile(r"[1-9]\d* requests, "))
+
+
+def test_live_figures_are_those_of_metrics(browser_page: Page, page_server: Running) -> None:
+    page = browser_page
+    body = {"messages": [{"role": "user", "content": "Count: 1 2 1 2 1 2"}], "max_tokens": 16}
+    url = f"{page_server.url}/v1/chat/completions"
+    httpx.post(url, json=body, timeout=IDLE_S, trust_env=False).raise_for_status()
+    page.goto(f"{page_server.url}/#/live")
+    expect(page.locator(".requests")).to_contain_text("Nothing is running.")
+    text = httpx.get(f"{page_server.url}/metrics", timeout=IDLE_S, trust_env=False).text
+    sums = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value  # type: ignore[assignment]
+    rounds, drafted = sums["paceline_tokens_per_pass_count"], sums["paceline_drafted_total"]
+    shown = {
+        "Throughput": f"{sums['vllm:generation_tokens_total']:,.0f} in all",
+        "Tokens per pass": f"{sums['paceline_tokens_per_pass_sum'] / rounds:.2f}",
+        "Accepted": f"of {drafted:,.0f} drafted",
+        "Plain rounds": f"{100 * sums['paceline_plain_rounds_total'] / rounds:.0f} %",
+    }
+    for label, figure in shown.items():
+        expect(page.locator(".tile", has=page.get_by_text(label, exact=True))).to_contain_text(figure)
 
 
 @pytest.fixture(scope="module")
@@ -288,13 +357,14 @@ def test_axe_finds_nothing_wrong(browser: Browser, page_server: Running, scheme:
         page.get_by_role("button", name="Compare with plain").click()
         page.locator(".verdict").wait_for()
         page.locator(".t").nth(3).hover()
-        for size in (DESKTOP, PHONE):
-            page.set_viewport_size(size)  # type: ignore[arg-type]
-            assert axe_violations(page) == []
+        check_at_all_sizes(page)
+        page.get_by_role("button", name="New chat").click()
+        page.get_by_role("heading", name="See who wrote each token").wait_for()
+        check_at_all_sizes(page)
         for view, shown in (("live", ".tile"), ("about", ".facts")):
             page.goto(f"{page_server.url}/#/{view}")
             page.locator(shown).first.wait_for()
-            assert axe_violations(page) == []
+            check_at_all_sizes(page)
 
 
 def test_axe_finds_nothing_wrong_with_the_key_dialog(

@@ -2,8 +2,8 @@
 
 import math
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.server.page import live
 from paceline.server.page.live import MAX_RECORDS, by_minute, histogram_quantile, read_figures
 from paceline.trace.record import RequestRecord
 from paceline.web import api_keys
-from support.servers import Running, toy_running, until
+from support.servers import IDLE_S, Running, paused, toy_running, until
 
 LONG = {"messages": [{"role": "user", "content": "a b a b a b"}], "temperature": 0, "ignore_eos": True}
 
@@ -30,13 +31,19 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> Iterator[Running]:
+    """Its figures are read at every look, not shared for some time."""
     folder = tmp_path_factory.mktemp("live")
-    with toy_running(folder, keys=keys["file"], store=f"sqlite:///{folder}/traces.db") as found:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        toy_running(folder, keys=keys["file"], store=f"sqlite:///{folder}/traces.db") as found,
+    ):
+        patch.setattr(live, "FIGURES_S", 0.0)
+        patch.setattr(live, "HOUR_EVERY_S", 0.0)
         yield found
 
 
 def get(server: Running, path: str, key: str) -> Any:
-    response = httpx.get(f"{server.url}{path}", headers=bearer(key), trust_env=False)
+    response = httpx.get(f"{server.url}{path}", headers=bearer(key), trust_env=False, timeout=IDLE_S)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -48,7 +55,7 @@ def bearer(key: str) -> dict[str, str]:
 def ask(server: Running, key: str, tokens: int) -> httpx.Response:
     body = {**LONG, "max_tokens": tokens}
     url = f"{server.url}/v1/chat/completions"
-    return httpx.post(url, json=body, headers=bearer(key), timeout=120, trust_env=False)
+    return httpx.post(url, json=body, headers=bearer(key), timeout=IDLE_S, trust_env=False)
 
 
 def total(text: str, name: str) -> float:
@@ -58,15 +65,16 @@ def total(text: str, name: str) -> float:
 
 
 def test_a_key_sees_its_own_requests_and_an_operator_all(server: Running, keys: dict[str, str]) -> None:
-    """A stream that is not read goes on until the connection ends: it is in flight for as long as needed."""
     body = {**LONG, "max_tokens": 8000, "stream": True}
     url = f"{server.url}/v1/chat/completions"
     with (
-        httpx.Client(headers=bearer(keys["anna"]), timeout=120, trust_env=False) as client,
+        ExitStack() as stack,
+        httpx.Client(headers=bearer(keys["anna"]), timeout=IDLE_S, trust_env=False) as client,
         client.stream("POST", url, json=body) as answer,
     ):
         lines = answer.iter_lines()  # the stream closes with it
-        next(lines)
+        next(line for line in lines if '"content":"' in line)
+        stack.enter_context(paused(server))
         (mine,) = get(server, "/page/live", keys["anna"])["requests"]
         assert mine["client"] == "anna"
         assert mine["endpoint"] == "/v1/chat/completions"
@@ -76,23 +84,26 @@ def test_a_key_sees_its_own_requests_and_an_operator_all(server: Running, keys: 
         assert get(server, "/page/live", keys["bert"])["requests"] == []
         (seen,) = get(server, "/page/live", keys["olga"])["requests"]
         assert seen["id"] == mine["id"]
-    assert until(lambda: not server.app.admission.in_flight, 20)
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
     assert get(server, "/page/live", keys["olga"])["requests"] == []
 
 
 def test_requests_that_fail_or_are_refused_do_not_stay(server: Running, keys: dict[str, str]) -> None:
     bad = {"messages": [{"role": "nobody", "content": ""}]}
     url = f"{server.url}/v1/chat/completions"
-    assert httpx.post(url, json=bad, headers=bearer(keys["anna"]), trust_env=False).status_code == 400
+    assert (
+        httpx.post(url, json=bad, headers=bearer(keys["anna"]), trust_env=False, timeout=IDLE_S).status_code
+        == 400
+    )
     assert ask(server, keys["anna"], 4).status_code == 200
-    assert until(lambda: not server.app.admission.in_flight, 20)
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
 
 
 def test_figures_are_those_of_metrics(server: Running, keys: dict[str, str]) -> None:
     ask(server, keys["anna"], 24)
-    time.sleep(0.6)  # figures are shared for half a second
+    assert until(lambda: not server.app.admission.in_flight, IDLE_S)
     figures = get(server, "/page/live", keys["anna"])["figures"]
-    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=IDLE_S).text
     assert figures["generation_tokens"] == total(text, "vllm:generation_tokens_total")
     assert figures["plain_rounds"] == total(text, "paceline_plain_rounds_total")
     assert figures["rounds"] == total(text, "paceline_tokens_per_pass_count")
@@ -107,14 +118,14 @@ def test_figures_are_those_of_metrics(server: Running, keys: dict[str, str]) -> 
 
 def test_the_last_hour_is_the_key_s_own(server: Running, keys: dict[str, str]) -> None:
     ask(server, keys["bert"], 8)
-    assert until(lambda: get(server, "/page/hour", keys["bert"])["total"]["requests"] > 0, 30)
+    assert until(lambda: get(server, "/page/hour", keys["bert"])["total"]["requests"] > 0, IDLE_S)
     bert = get(server, "/page/hour", keys["bert"])["total"]
     assert (bert["requests"], bert["output_tokens"]) == (1, 8)
     assert get(server, "/page/hour", keys["olga"])["total"]["requests"] > 1
 
 
 def test_without_a_store_there_is_no_last_hour(toy_server: Running) -> None:
-    assert httpx.get(f"{toy_server.url}/page/hour", trust_env=False).json() == {
+    assert get(toy_server, "/page/hour", "") == {
         "stored": False,
         "minutes": [],
         "routes": [],
@@ -124,10 +135,11 @@ def test_without_a_store_there_is_no_last_hour(toy_server: Running) -> None:
 
 def test_strangers_of_a_server_without_keys_see_no_requests(tmp_path: Path) -> None:
     with toy_running(tmp_path, allowed_hosts=("box.example",)) as proxied:
-        asking = threading.Thread(target=ask, args=(proxied, "", 400))
-        asking.start()
-        assert until(lambda: bool(proxied.app.admission.in_flight), 20)
-        seen = httpx.get(f"{proxied.url}/page/live", trust_env=False).json()
+        asking = threading.Thread(target=ask, args=(proxied, "", 4))
+        with paused(proxied):
+            asking.start()
+            assert until(lambda: bool(proxied.app.admission.in_flight), IDLE_S)
+            seen = get(proxied, "/page/live", "")
         asking.join()
     assert seen["requests"] == []
     assert seen["figures"]["running"] >= 0
@@ -192,7 +204,6 @@ def test_an_hour_is_summed_by_minute_and_route() -> None:
 
 
 def test_a_busy_hour_is_read_in_part(server: Running, keys: dict[str, str]) -> None:
-    live = server.app.live
     asked: list[dict[str, Any]] = []
 
     def listed(limit: int, **filters: Any) -> list[RequestRecord]:
@@ -200,7 +211,7 @@ def test_a_busy_hour_is_read_in_part(server: Running, keys: dict[str, str]) -> N
         return [record(created=5000.0 - i / 10) for i in range(limit)]
 
     store: Any = SimpleNamespace(list=listed)
-    found = live._read_hour(store, "anna")
+    found = server.app.live._read_hour(store, "anna")
     assert asked[0]["limit"] == MAX_RECORDS
     assert asked[0]["client"] == "anna"
     assert found["since"] == 5000.0 - (MAX_RECORDS - 1) / 10

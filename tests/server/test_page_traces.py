@@ -1,7 +1,6 @@
 """Stored requests as the page reads them: runs, two runs compared, one trace, and who may see them."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from paceline.trace.store import Store
 from paceline.web import api_keys
-from support.servers import NAME, Running, toy_running, until
+from support.servers import IDLE_S, NAME, Running, toy_running, until
 from support.traces import a_request, rounds_of
 
 OPENING = [{"role": "system", "content": "<script>alert(1)</script>"}, {"role": "user", "content": "Hello"}]
@@ -44,7 +43,7 @@ def server(folder: Path, keys: dict[str, str]) -> Iterator[Running]:
         for config in ({"disabled": True}, {"drafters": ["suffix"]}):
             converse(found, keys["anna"], config)
         post(found, keys["bo"], [{"role": "user", "content": "Hello"}])
-        assert until(lambda: len(get(found, keys["olga"], "/page/runs")["runs"]) == 3, 30)
+        assert until(lambda: len(get(found, keys["olga"], "/page/runs")["runs"]) == 3, IDLE_S)
         yield found
 
 
@@ -54,7 +53,7 @@ def post(server: Running, key: str, messages: list[Any], **body: Any) -> str:
         json={"model": NAME, "messages": messages, "max_tokens": 8, "temperature": 0, **body},
         headers={"authorization": f"Bearer {key}"},
         trust_env=False,
-        timeout=120,
+        timeout=IDLE_S,
     )
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["message"]["content"] or "")
@@ -66,12 +65,11 @@ def converse(server: Running, key: str, config: dict[str, Any]) -> None:
         text = post(server, key, messages, speculative_config=config)
         said = [{"role": "assistant", "content": text}, {"role": "user", "content": f"And then {turn}?"}]
         messages = [*messages, *said]
-        time.sleep(0.06)  # a turn begins after the one before it
 
 
 def fetch(server: Running, key: str, path: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.get(f"{server.url}{path}", headers=headers, trust_env=False, timeout=60)
+    return httpx.get(f"{server.url}{path}", headers=headers, trust_env=False, timeout=IDLE_S)
 
 
 def get(server: Running, key: str, path: str) -> Any:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from paceline.gate.pair import Pair
 from paceline.gate.policy import Policy
@@ -19,9 +20,9 @@ from paceline.gate.store import GateStore
 from paceline.gate.verdict import decide
 from paceline.trace.store import Store
 from support.advice import advised, an_advice
-from support.browser import DESKTOP, PHONE, WAIT_MS, axe_violations, opened
+from support.browser import WAIT_MS, check_at_all_sizes, opened
 from support.gate_pairs import pairs
-from support.servers import Running, toy_running, until
+from support.servers import IDLE_S, Running, toy_running, until
 from support.traces import NOW, a_request, a_round
 from support.upstreams import Gate, gate
 
@@ -72,23 +73,18 @@ def conversed(page_server: Running) -> Running:
             )
             said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
             messages = [*messages, said, {"role": "user", "content": f"Once more, for the {turn + 2}. time."}]
-            time.sleep(0.06)  # a turn begins after the one before it
+    assert until(lambda: _whole_runs(page_server) == 2, IDLE_S)  # they are written beside answers
     return page_server
+
+
+def _whole_runs(server: Running) -> int:
+    runs = httpx.get(f"{server.url}/page/runs", trust_env=False, timeout=IDLE_S).json()["runs"]
+    return sum(run["turns"] == TURNS for run in runs)
 
 
 def open_list(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/#/agent")
-    page.get_by_role("heading", name="Agent runs").wait_for()
-    rows = page.locator(".runs tbody tr").filter(has=page.get_by_role("link", name=re.compile("with ")))
-    until(lambda: _listed(page, rows.count()), 30)
-
-
-def _listed(page: Page, count: int) -> bool:
-    if count >= 2:
-        return True
-    page.get_by_role("button", name="Refresh").click()  # the store is written beside answers
-    page.wait_for_timeout(300)
-    return False
+    page.get_by_role("link", name="with plain").first.wait_for()
 
 
 def test_a_run_opens_with_its_turns_rounds_and_texts(browser_page: Page, conversed: Running) -> None:
@@ -205,12 +201,28 @@ def test_the_advice_view_copies_a_config(browser: Browser, page_server: Running,
             ("Copy this route", report["routes"][0]["config"]),
         ):
             page.get_by_role("button", name=button).first.click()
-            page.get_by_role("button", name="Copied").wait_for()
-            assert page.evaluate("navigator.clipboard.readText()") == expected
-            page.get_by_role("button", name="Copied").wait_for(state="detached")
+            page.wait_for_function(
+                "text => navigator.clipboard.readText().then((t) => t === text)", arg=expected
+            )
+            expect(page.locator("#status")).to_have_text("Copied")
         expect(page.locator(".panel", has_text="Memory").last).to_contain_text("98 MiB")
         expect(page.locator(".verdict-line").nth(1)).to_contain_text(HOSTILE)
         assert page.evaluate("window.broken") is None
+
+
+def test_an_opened_file_stays_when_the_server_answers_later(
+    browser_page: Page, page_server: Running, advice_file: Path
+) -> None:
+    page, asked = browser_page, list[Route]()
+    page.route("**/page/advice", lambda route: asked.append(route))
+    page.goto(f"{page_server.url}/#/advice")
+    with page.expect_request("**/page/advice"):
+        page.locator("input[type=file]").set_input_files(advice_file)
+    page.get_by_role("button", name="Copy this config").wait_for()
+    with page.expect_request_finished():
+        asked[0].fulfill(json={"configured": False, "report": None})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator(".empty").count() == 0
 
 
 @pytest.fixture(scope="module")
@@ -249,35 +261,49 @@ def test_the_gate_s_own_page_follows_its_experiments(browser_page: Page, live_ga
     expect(page.locator(".banner")).to_contain_text("After 40 pairs")
 
 
+def test_what_is_open_stays_open_when_pairs_are_added(browser_page: Page, live_gate: Gate) -> None:
+    page, added = browser_page, 0
+
+    def with_added(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "pairs": 60 + added})
+
+    page.route("**/page/gate/new", with_added)
+    page.clock.install()
+    page.goto(live_gate.url)
+    expect(page.locator(".banner")).to_contain_text("After 60 pairs")
+    page.locator("summary", has_text="checks").click()
+    page.locator(".dot").nth(20).click()
+    expect(page.locator(".pair")).to_contain_text("new-p20")
+    added = 1
+    page.clock.fast_forward(60_000)  # to the next look
+    expect(page.locator(".banner")).to_contain_text("After 61 pairs")
+    expect(page.locator(".pair")).to_contain_text("new-p20")
+    assert page.locator("details[open]").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_wrong_with_runs_gate_and_advice(
     browser: Browser, conversed: Running, live_gate: Gate, gate_file: Path, advice_file: Path, scheme: str
 ) -> None:
     with opened(browser, color_scheme=scheme) as page:
         open_list(page, conversed)
-        _check(page)
+        check_at_all_sizes(page)
         page.get_by_role("link", name="with plain").first.click()
         page.locator(".pairs").wait_for()
-        _check(page)
+        check_at_all_sizes(page)
         page.get_by_role("link", name="suffix, ngram").click()
         page.locator(".turn-head").first.click()
         page.locator(".round").first.wait_for()
-        _check(page)
+        check_at_all_sizes(page)
         for view, file in (("gate", gate_file), ("advice", advice_file)):
             page.goto(f"{conversed.url}/#/{view}")
+            page.locator(".empty").wait_for()
+            check_at_all_sizes(page)
             page.locator("input[type=file]").set_input_files(file)
             page.locator(".chart").first.wait_for()
             page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true })")
-            _check(page)
+            check_at_all_sizes(page)
         page.goto(live_gate.url)
         page.locator(".banner-title").wait_for()
-        _check(page)
-
-
-def _check(page: Page) -> None:
-    for size in (DESKTOP, PHONE):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
-        page.wait_for_timeout(50)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        assert axe_violations(page) == []
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+        check_at_all_sizes(page)

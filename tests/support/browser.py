@@ -15,13 +15,19 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 CHROMIUM: Final = Path(os.environ.get("PACELINE_CHROMIUM", "/usr/bin/chromium"))
 DESKTOP: Final = {"width": 1280, "height": 860}
 PHONE: Final = {"width": 390, "height": 844}
-WAIT_MS: Final = 60_000  # on a machine that has much else to do
+FITS: Final = "width => innerWidth === width && document.documentElement.scrollWidth <= width"
+MISSING: Final = r"""() => {
+  const found = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) found.push(walker.currentNode.data);
+  return found.filter((text) => /^(false|null)$|\bundefined\b|\bNaN\b|\bInfinity\b|\[object/.test(text));
+}"""  # texts that a script writes where it has no value
+WAIT_MS: Final = 180_000  # on a machine that has much else to do
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS)
         try:
             yield browser
         finally:
@@ -55,6 +61,16 @@ def opened(browser: Browser, expected_errors: tuple[str, ...] = (), **context: A
         page.on("request", note_request)
         yield page
     assert not problems
+
+
+def check_at_all_sizes(page: Page) -> None:
+    """As on a desktop and as on a phone: it fits the width, no value is missing, and axe is content."""
+    for size in (DESKTOP, PHONE):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        page.wait_for_function(FITS, arg=size["width"])  # charts are drawn again for the new width
+        assert page.evaluate(MISSING) == []
+        assert axe_violations(page) == []
+    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
 
 
 def axe_violations(page: Page) -> list[str]:

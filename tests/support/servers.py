@@ -86,6 +86,21 @@ def until(holds: Callable[[], bool], seconds: float) -> bool:
     return holds()
 
 
+@contextmanager
+def paused(server: Running) -> Iterator[None]:
+    """No pass begins meanwhile: requests stay in flight as they are, however fast the machine is."""
+    goes_on = threading.Event()
+
+    def wait() -> None:
+        goes_on.wait()
+
+    server.app.engine.thread.between_passes(wait)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 MODEL = "smollm2-135m"
 QUIET = ("--log-level", "warning")  # nobody reads its output before it ends
 COMMAND = (sys.executable, "-c", "from paceline.cli import main; main()")

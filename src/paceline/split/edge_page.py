@@ -15,7 +15,6 @@ edge.css            rules besides those of server/page/page.css
 """
 
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +30,7 @@ from paceline.web.api_errors import ApiError, Handler, with_error_responses
 
 PATH: Final = "/edge"
 FOLDER: Final = Path(__file__).parent / "page"
-SHARED: Final = ("page.css", "dom.js", "theme.js", "icon.svg")  # of the page at /
+SHARED: Final = ("page.css", "api.js", "dom.js", "format.js", "theme.js", "icon.svg")  # of the page at /
 MAX_MODEL_BYTES: Final = 512 << 20  # that a browser is asked to load
 PACKAGE_MEDIA: Final[Mapping[str, str]] = {
     ".js": assets.MEDIA[".js"],
@@ -59,7 +58,6 @@ HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "cross-origin-embedder-policy": "require-corp",
 }
-IMMUTABLE: Final = "public, max-age=31536000, immutable"
 
 
 class EdgePage:
@@ -67,41 +65,17 @@ class EdgePage:
 
     def __init__(self, gguf: Path | None = None, onnx: Path | None = None) -> None:
         self._models = {"model.gguf": gguf, "model.onnx": onnx}
-        files = {
-            path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in assets.MEDIA
-        }
-        files |= {name: (assets.FOLDER / name).read_bytes() for name in SHARED}
-        digest = sha256()
-        for name, content in files.items():
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        self.version = digest.hexdigest()[:16]
-        self._index = files.pop(assets.INDEX).replace(assets.VERSION, self.version.encode())
-        self._files = files
+        self.assets = assets.PageAssets(FOLDER, SHARED, HEADERS)
 
     def routes(self, app: App) -> list[BaseRoute]:
         paths: list[tuple[str, Handler]] = [
-            (PATH, self.index),
+            (PATH, self.assets.index),
             (f"{PATH}/about", self.about),
             (f"{PATH}/models/{{name}}", app.authenticated(self.model)),
             (f"{PATH}/packages/{{package}}/{{name:path}}", self.package),
-            (f"{PATH}/{{version}}/{{name}}", self.asset),
+            (f"{PATH}/{{version}}/{{name}}", self.assets.asset),
         ]
         return [Route(path, with_error_responses(call), methods=["GET"]) for path, call in paths]
-
-    async def index(self, http: Request) -> Response:
-        tag = f'"{self.version}"'
-        headers = {**HEADERS, "cache-control": "no-cache", "etag": tag}
-        if tag in http.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(self._index, headers=headers, media_type=assets.MEDIA[".html"])
-
-    async def asset(self, http: Request) -> Response:
-        name = http.path_params["name"]
-        content = self._files.get(name)
-        if content is None or http.path_params["version"] != self.version:
-            raise ApiError(404, "no such path")
-        headers = {**HEADERS, "cache-control": IMMUTABLE}
-        return Response(content, headers=headers, media_type=assets.MEDIA[Path(name).suffix])
 
     async def about(self, http: Request) -> Response:
         """Where the page finds what runs a model, and models, or why there are none."""
@@ -126,7 +100,7 @@ class EdgePage:
         package, name = PACKAGES.get(http.path_params["package"]), http.path_params["name"]
         if package is None or name not in package.files or not package.is_pulled:
             raise ApiError(404, "no such path")
-        headers = {**HEADERS, "cache-control": IMMUTABLE}
+        headers = {**HEADERS, "cache-control": assets.IMMUTABLE}
         media = PACKAGE_MEDIA[Path(name).suffix]
         return FileResponse(package.folder / name, headers=headers, media_type=media)
 

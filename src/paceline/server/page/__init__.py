@@ -7,7 +7,7 @@ traces.py    GET /page/runs, /page/traces: agent runs from the trace store
 advice.py    GET /page/advice: the report of `paceline advise --json` that the server was given
 
 index.html   the frame: header, navigation, one main element, the dialog for an API key
-page.css     design tokens for light and dark, and all rules
+page.css     design tokens for light and dark, shared parts, and a scope for each view
 theme.js     the chosen theme, before the first paint
 main.js      router by hash; views/index.js lists the views, each with a tab
 api.js       requests to the server: the key, one error for everything that may go wrong, server-sent events

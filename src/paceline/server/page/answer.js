@@ -21,10 +21,11 @@ export function legend(tokens) {
 
 export class Answer {
   /** label: for screen readers. onDraw: called after each frame that drew something. */
-  constructor({ label = "Answer", announce = () => {}, onDraw = () => {}, coloured = true } = {}) {
+  constructor({ label = "Answer", announce = () => {}, onDraw = () => {} } = {}) {
     this.tokens = []; // { id, text, source, probability, logprob, round, position }
     this.rounds = []; // as sent, with `number`
     this.ghosts = false;
+    this._spans = []; // of the tokens
     this._waiting = []; // rounds that are not drawn yet
     this._logprobs = 0; // tokens that have one
     this._announce = announce;
@@ -32,7 +33,7 @@ export class Answer {
     this._current = -1; // the token under the pointer or the cursor
     this._tip = h("div", { class: "tip", role: "tooltip", hidden: true });
     this._text = h("div", {
-      class: `tokens${coloured ? "" : " plain"}`, tabindex: 0, role: "group", "aria-label": `${label}. Arrow keys go through its tokens.`,
+      class: "tokens", tabindex: 0, role: "group", "aria-label": `${label}. Arrow keys go through its tokens.`,
       onpointerover: (event) => this._point(event.target),
       onpointerleave: () => this._show(-1),
       onkeydown: (event) => this._key(event),
@@ -70,14 +71,12 @@ export class Answer {
     this.ghosts = on;
     if (!on) { for (const ghost of this._text.querySelectorAll("del")) ghost.remove(); return; }
     for (const round of this.rounds) {
-      if (round.rejected.length) this._span(round.first + round.tokens.length - 1)?.before(...ghostsOf(round));
+      if (round.rejected.length) this._spans[round.first + round.tokens.length - 1]?.before(...ghostsOf(round));
     }
   }
 
   /** Marks a token, such as the first that differs from another answer. */
-  mark(index, className) { this._span(index)?.classList.add(className); }
-
-  _span(index) { return this._text.querySelector(`[data-i="${index}"]`); }
+  mark(index, className) { this._spans[index]?.classList.add(className); }
 
   _newBlock() {
     this._block = h("div", { class: "block" });
@@ -95,10 +94,14 @@ export class Answer {
       round.first = this.tokens.length;
       this.rounds.push(round);
       round.tokens.forEach((token, i) => {
-        const index = this.tokens.length;
+        const span = document.createElement("span");
+        span.className = `t ${sourceClass(token.source)}`;
+        span.textContent = token.text;
+        span.index = this.tokens.length;
+        this._spans.push(span);
         this.tokens.push({ ...token, round: round.number, position: round.start + i });
         if (this.ghosts && i === round.tokens.length - 1) fragment.append(...ghostsOf(round));
-        fragment.append(h("span", { class: `t ${sourceClass(token.source)}`, data: { i: index }, text: token.text }));
+        fragment.append(span);
         this._inBlock += 1;
         const atBreak = this._inBlock >= BLOCK && token.text.includes("\n");
         if (atBreak || (this._inBlock >= MAX_BLOCK && /^\s/.test(token.text))) {
@@ -114,7 +117,7 @@ export class Answer {
 
   _point(target) {
     const span = target.closest?.(".t");
-    if (span) this._show(Number(span.dataset.i));
+    if (span) this._show(span.index);
   }
 
   _key(event) {
@@ -126,9 +129,9 @@ export class Answer {
   }
 
   _show(index, byKey = false) {
-    this._span(this._current)?.classList.remove("current");
+    this._spans[this._current]?.classList.remove("current");
     this._current = index;
-    const span = index < 0 ? null : this._span(index);
+    const span = this._spans[index];
     this._tip.hidden = !span;
     if (!span) return;
     span.classList.add("current");

@@ -89,7 +89,8 @@ export function makeApi(askForKey) {
   return { get, post, stream, poll };
 }
 
-async function problem(response) {
+/** What an answer of another status says. */
+export async function problem(response) {
   const retryAfter = Number(response.headers.get("retry-after")) || null;
   const status = response.status;
   let error = {};

@@ -1,6 +1,6 @@
 """The files of the page: read once, immutable under a path with their hash, closed to other sites."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ MEDIA: Final[Mapping[str, str]] = {
     ".svg": "image/svg+xml",
 }
 INDEX: Final = "index.html"
+IMMUTABLE: Final = "public, max-age=31536000, immutable"
 VERSION: Final = b"VERSION"  # in the index: the hash of all files
 
 # No inline script or style, nothing from elsewhere, and no text is ever parsed as HTML (Trusted Types).
@@ -47,14 +48,24 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 class PageAssets:
-    """The page's files in memory. A new version has new paths, so that browsers may keep the old ones."""
+    """A page's files in memory. A new version has new paths, so that browsers may keep the old ones.
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    shared: files of the page at `/` that another page has, too. headers: of all its files.
+    """
+
+    def __init__(
+        self,
+        folder: Path = FOLDER,
+        shared: Sequence[str] = (),
+        headers: Mapping[str, str] = SECURITY_HEADERS,
+    ) -> None:
+        self.headers = headers
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
             if path.suffix in MEDIA
         }
+        files |= {name: (FOLDER / name).read_bytes() for name in shared}
         digest = sha256()
         for name, content in files.items():
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -64,7 +75,7 @@ class PageAssets:
 
     async def index(self, http: Request) -> Response:
         tag = f'"{self.version}"'
-        headers = {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": tag}
+        headers = {**self.headers, "cache-control": "no-cache", "etag": tag}
         if tag in http.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(self._index, headers=headers, media_type=MEDIA[".html"])
@@ -74,5 +85,5 @@ class PageAssets:
         content = self._files.get(name)
         if content is None or http.path_params["version"] != self.version:
             raise ApiError(404, "no such path")
-        headers = {**SECURITY_HEADERS, "cache-control": "public, max-age=31536000, immutable"}
+        headers = {**self.headers, "cache-control": IMMUTABLE}
         return Response(content, headers=headers, media_type=MEDIA[Path(name).suffix])

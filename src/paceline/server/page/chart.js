@@ -63,12 +63,14 @@ const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.ma
 
 function axes(svg, x, y, box, options) {
   const xf = options.x?.format ?? identity, yf = options.y?.format ?? identity;
-  for (const value of y.ticks) {
+  y.ticks.forEach((value, i) => {
+    const text = yf(value);
+    if (i && text === yf(y.ticks[i - 1])) return; // between two numbers of the format
     svg.append(
       s("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }),
-      s("text", { class: "tick", x: box.left - 8, y: y(value) + 4, "text-anchor": "end", text: yf(value) }),
+      s("text", { class: "tick", x: box.left - 8, y: y(value) + 4, "text-anchor": "end", text }),
     );
-  }
+  });
   for (const value of x.ticks) {
     svg.append(s("text", { class: "tick", x: x(value), y: box.bottom + 17, "text-anchor": "middle", text: xf(value) }));
   }
@@ -123,9 +125,9 @@ function runs(points) {
 
 function drawRules(svg, rules, y, box) {
   for (const rule of rules) {
-    const at = y(rule.y);
+    const at = y(rule.y), crowded = rules.some((other) => y(other.y) < at && y(other.y) > at - 16); // no room above it
     svg.append(s("line", { class: "rule", x1: box.left, x2: box.right, y1: at, y2: at, vars: { stroke: `var(${rule.color ?? "--muted"})` } }));
-    if (rule.label) svg.append(s("text", { class: "tick", x: box.right, y: at - 4, "text-anchor": "end", text: rule.label }));
+    if (rule.label) svg.append(s("text", { class: "tick", x: box.right, y: crowded ? at + 12 : at - 4, "text-anchor": "end", text: rule.label }));
   }
 }
 

@@ -13,9 +13,16 @@ function build(element, properties, children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  return add(element, ...children);
 }
+
+const present = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
+/** Appends children; those that are null, undefined or false are left out. */
+export const add = (element, ...children) => {
+  element.append(...present(children));
+  return element;
+};
 
 /** h("button", { class: "primary", onclick: run, "aria-label": "Run" }, "Run"). `vars` sets CSS properties. */
 export const h = (tag, properties, ...children) => build(document.createElement(tag), properties, children);
@@ -23,9 +30,12 @@ export const h = (tag, properties, ...children) => build(document.createElement(
 /** The same for SVG. */
 export const s = (tag, properties, ...children) => build(document.createElementNS(SVG, tag), properties, children);
 
+/** Text whose parts between backticks are code. */
+export const prose = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", { text: part }) : part));
+
 /** Replaces all children. */
 export const fill = (element, ...children) => {
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...present(children));
   return element;
 };
 

@@ -6,6 +6,9 @@ const missing = (value) => value === null || value === undefined || Number.isNaN
 export const number = (value, digits = 0) =>
   missing(value) ? DASH : value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
+/** 1 → "1 turn", 2 → "2 turns" */
+export const counted = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
 /** 0.0123 → "12.3 ms", 2.5 → "2.50 s", 90 → "1 min 30 s" */
 export function seconds(value) {
   if (missing(value)) return DASH;

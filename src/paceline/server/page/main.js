@@ -1,7 +1,7 @@
 // The frame: tabs, router by hash (#/live?route=x), theme, key dialog. Views are modules of views/.
 
 import { ApiError, key, makeApi } from "./api.js";
-import { fill, h } from "./dom.js";
+import { fill, h, prose } from "./dom.js";
 import { VIEWS } from "./views/index.js";
 
 const $ = (id) => document.getElementById(id);
@@ -38,12 +38,15 @@ function route() {
 
 async function navigate() {
   const turn = (current += 1);
+  load(route().view).catch(() => {}); // while the server is asked what it is
   const problem = await described();
   if (turn !== current) return;
   const { view, rest, params } = route();
   for (const tab of $("tabs").children) {
-    if (tab.dataset.view === view.name) tab.setAttribute("aria-current", "page");
+    const chosen = tab.dataset.view === view.name;
+    if (chosen) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   document.title = `${view.title} · paceline`;
   unmount?.();
@@ -52,15 +55,19 @@ async function navigate() {
   fill(content, root);
   try {
     if (problem) throw problem;
-    const module = await import(`./views/${view.name}.js`);
+    const module = await load(view);
     if (turn !== current) return;
     const ended = await module.mount(root, { ...api, about, rest, params, announce, showError: (error) => showError(root, error) });
     if (turn === current) unmount = ended ?? null;
     else ended?.();
   } catch (error) {
-    if (turn === current) showError(root, error);
+    if (turn !== current) return;
+    if (!root.querySelector("h1")) root.append(h("h1", { text: view.title }));
+    showError(root, error, true);
   }
 }
+
+const load = (view) => import(`./views/${view.name}.js`);
 
 const showTabs = () => fill($("tabs"), views.map((view) => h("a", { href: `#/${view.name}`, data: { view: view.name }, text: view.title })));
 
@@ -80,14 +87,15 @@ async function describe() {
   return found;
 }
 
-/** A sentence in the view, above what it shows; the next one replaces it. null: none. */
-function showError(root, error) {
+/** A sentence in the view, above what it shows; the next one replaces it. null: none. whole: there is no view without it. */
+function showError(root, error, whole = false) {
   root.querySelector(":scope > .error")?.remove();
   if (error === null || error.name === "AbortError") return;
   if (!(error instanceof ApiError)) console.error(error);
   const text = error instanceof ApiError ? error.message : "The page has an error. The browser's console says more.";
-  const again = error.status === 401 ? h("button", { type: "button", class: "quiet", text: "Enter a key", onclick: enterKey }) : null;
-  root.prepend(h("div", { class: "error", role: "alert" }, h("span", { text }), again));
+  const button = (name, onclick) => h("button", { type: "button", text: name, onclick });
+  const again = error.status === 401 ? button("Enter a key", enterKey) : whole ? button("Try again", navigate) : null;
+  root.prepend(h("div", { class: "error", role: "alert" }, h("span", {}, prose(text)), again));
 }
 
 const announce = (text) => { $("status").textContent = text; };

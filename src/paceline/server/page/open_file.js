@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 
 const MAX_BYTES = 64e6;
 
-/** A button that opens a JSON file. check(value): throws where it is another kind of file. */
+/** A button that opens a JSON file. check(value): what is wrong with it, or null. */
 export function fileButton(text, check, onopen, onerror) {
   const input = h("input", { type: "file", accept: "application/json,.json", hidden: true });
   input.addEventListener("change", async () => {
@@ -26,9 +26,25 @@ async function read(file, check) {
   return value;
 }
 
-/** Copies text; where the browser forbids that (no https), it is selected instead. True: copied. */
-export async function copy(text, element) {
+/** A button that copies what `text()` gives. */
+export function copyButton(title, text, api, className = "") {
+  const button = h("button", { type: "button", class: className, text: title, onclick: async () => {
+    const done = await copy(text());
+    button.focus();
+    button.textContent = done ? "Copied ✓" : "Select and copy it";
+    api.announce(done ? "Copied" : "Select the text and copy it");
+    setTimeout(() => { button.textContent = title; }, 2000);
+  } });
+  return button;
+}
+
+/** True: copied. Without https, browsers copy only what is selected. */
+async function copy(text) {
   try { await navigator.clipboard.writeText(text); return true; } catch { /* not allowed here */ }
-  getSelection().selectAllChildren(element);
-  return document.execCommand("copy");
+  const field = h("textarea", { class: "visually-hidden", value: text });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  return done;
 }

@@ -13,8 +13,8 @@ export const PHASES = [
   { name: "other", title: "rest", color: "--other" },
 ];
 export const PAUSES = [
-  { name: "tools", title: "tools", color: "--edge" },
-  { name: "client", title: "user or client", color: "--line" },
+  { name: "tools", title: "tools", color: "--edge", thin: true },
+  { name: "client", title: "user or client", color: "--line-strong", thin: true },
 ];
 
 const LANE = 30, NAME = 16, MARK = 14, AXIS = 22, LEFT = 2, RIGHT = 10;

@@ -1,6 +1,8 @@
 // The page: form, figures, and the answer with its provisional end. Text of models is always textContent.
 
+import { key, problem } from "./api.js";
 import { fill, h, perFrame, tile } from "./dom.js";
+import { number } from "./format.js";
 import { NgramDrafter } from "./ngram.js";
 import { OnnxDrafter } from "./onnx_drafter.js";
 import { Session } from "./session.js";
@@ -9,27 +11,16 @@ import { WllamaDrafter } from "./wllama_drafter.js";
 
 const $ = (id) => document.getElementById(id);
 const PATIENCE_MS = 65_535; // for a draft: as long as the server allows; it is told at once where none will come
-const KEY = "paceline-key"; // as the page at / has it, for this tab
 
 let vocabulary = null, fingerprint = null, about = null, session = null;
 
-const key = () => { try { return sessionStorage.getItem(KEY) ?? ""; } catch { return $("key").value; } };
-const headers = () => (key() ? { authorization: `Bearer ${key()}` } : {});
-
-class HttpError extends Error {
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-}
+const headers = () => (key.get() ? { authorization: `Bearer ${key.get()}` } : {});
 
 async function request(path, options = {}) {
   const response = await fetch(path, { ...options, headers: headers(), cache: "no-cache" });
   if (response.ok) return response;
   if (response.status === 401) $("key-field").hidden = false;
-  let message = `The server answered with status ${response.status}.`;
-  try { message = (await response.json()).error.message; } catch { /* no JSON */ }
-  throw new HttpError(message, response.status);
+  throw await problem(response);
 }
 
 async function prepare() {
@@ -41,7 +32,7 @@ async function prepare() {
   }
 }
 
-const ticket = async () => (key() ? (await (await request("/v1/split/tickets", { method: "POST" })).json()).ticket : "");
+const ticket = async () => (key.get() ? (await (await request("/v1/split/tickets", { method: "POST" })).json()).ticket : "");
 const connect = () => new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/split`);
 
 const models = new Map(); // loaded, by the drafter's name
@@ -76,7 +67,7 @@ async function run(event) {
   session?.close();
   showError(null);
   clearAnswer();
-  try { if ($("key").value) sessionStorage.setItem(KEY, $("key").value); } catch { /* it stays in the field */ }
+  if ($("key").value) key.set($("key").value);
   busy(true);
   try {
     await prepare();
@@ -141,8 +132,6 @@ function provisionalText() {
   const before = vocabulary.text(recent), all = vocabulary.text([...recent, ...session.ahead]);
   return all.slice(before.length);
 }
-
-const number = (value, digits = 0) => (value === null || !Number.isFinite(value) ? "–" : value.toFixed(digits));
 
 function drawFigures() {
   const { passes, accepted, drafts, bytesUp, bytesDown, reconnects, draftMs } = session.figures, count = session.tokens.length;

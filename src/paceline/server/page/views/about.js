@@ -7,9 +7,10 @@ export function mount(root, { about }) {
   const facts = [
     ["Model", about.model],
     ["Longest context", `${number(about.max_model_len)} tokens`],
-    ["Drafted in a pass, at most", `${about.max_draft} tokens`],
-    ["Drafters of a request that names none", about.default_drafters.join(", ") || "none"],
+    ["Longest draft", `${about.max_draft} tokens`],
+    ["Default drafters", about.default_drafters.join(", ") || "none"],
     ["Fingerprint", about.fingerprint],
+    ["paceline", about.version],
   ];
   root.append(
     h("h1", { text: "This server" }),

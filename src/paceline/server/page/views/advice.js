@@ -2,9 +2,9 @@
 // report of --advice; any other can be opened from a file.
 
 import { bars, columns, line } from "../chart.js";
-import { fill, h, panel, tile } from "../dom.js";
+import { add, fill, h, panel, prose, scroller, tile } from "../dom.js";
 import { number, seconds, share, times } from "../format.js";
-import { copy, fileButton } from "../open_file.js";
+import { copyButton, fileButton } from "../open_file.js";
 
 const TONES = { speculate: "good", "leave it off": "warn", "too little data": "" };
 const isReport = (value) => (value && typeof value === "object" && Array.isArray(value.routes) && value.memory
@@ -14,21 +14,22 @@ const between = ({ value, low, high }) => [number(value, 2), `${number(low, 2)} 
 
 export async function mount(root, api) {
   const body = h("div"), charts = [];
+  let opened = false; // a file: what the server answers later does not replace it
   const show = (report, source) => { charts.splice(0).forEach((one) => one.destroy()); fill(body); draw(body, report, source, api, charts); };
-  const open = fileButton("Open a report…", isReport, (report, name) => { api.showError(null); show(report, name); }, api.showError);
+  const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); show(report, name); }, api.showError);
   root.append(h("div", { class: "row spread" }, h("h1", { text: "Advice" }), open), body);
   const { report, configured } = await api.get("/page/advice");
-  if (report) show(report, "");
-  else fill(body, h("div", { class: "empty" },
-    h("p", { text: configured ? "The server has a report, for operators only." : "Speculation pays off on some traffic and not on other. `paceline advise` measures it on yours:" }),
-    !configured && h("p", {}, h("code", { text: "paceline advise --target MODEL --store traces.db --json advice.json" })),
-    h("p", { text: "Start the server with --advice advice.json, or open the file here. It stays in this browser." })));
+  if (report && !opened) show(report, "");
+  else if (!opened) fill(body, h("div", { class: "empty long" },
+    h("p", {}, prose(configured ? "The server has a report, for operators only." : "Speculation pays off on some traffic and not on other. `paceline advise` measures it on yours:")),
+    !configured && h("pre", { class: "config", text: `paceline advise --target ${api.about.model} \\\n  --store ~/.cache/paceline/traces.db \\\n  --json advice.json` }),
+    h("p", {}, prose("Start the server with `--advice advice.json`, or open the file here. It stays in this browser."))));
   return () => charts.forEach((one) => one.destroy());
 }
 
 function draw(root, report, source, api, charts) {
   const machine = Object.entries(report.machine ?? {}).map(([name, value]) => `${name}: ${value}`).join(" · ");
-  root.append(
+  add(root,
     h("p", { class: "note lead", text: `${report.target}${source ? ` · ${source}` : ""} · ${machine}` }),
     report.busy && h("div", { class: "banner warn" }, h("p", { text: "Speed-ups are provisional: no two measurements of a pass agreed, as on a busy machine. Tokens per pass do not depend on it." })),
     report.routes_file && panel("Routes file", config(report.routes_file, "Routes file", "Copy this config", api), { note: "for paceline serve --routes" }),
@@ -40,13 +41,7 @@ function draw(root, report, source, api, charts) {
 /** Text with a button that copies it. */
 function config(text, name, title, api) {
   const shown = h("pre", { class: "config", tabindex: 0, "aria-label": name, role: "region", text });
-  const button = h("button", { type: "button", class: "primary", text: title, onclick: async () => {
-    const done = await copy(text, shown);
-    api.announce(done ? "Copied" : "Select the text and copy it");
-    button.textContent = done ? "Copied ✓" : "Selected: press Ctrl+C";
-    setTimeout(() => { button.textContent = title; }, 2000);
-  } });
-  return h("div", { class: "copyable" }, shown, button);
+  return h("div", { class: "copyable" }, shown, copyButton(title, () => text, api, "primary"));
 }
 
 function route(one, flags, api, charts) {
@@ -83,7 +78,7 @@ function route(one, flags, api, charts) {
 
 function candidates(one) {
   const same = (a, b) => a.max_draft === b.max_draft && a.drafters.join() === b.drafters.join();
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Lists of drafters, ${one.route}` }, h("table", {},
+  return scroller(`Lists of drafters, ${one.route}`, h("table", {},
     h("thead", {}, h("tr", {}, h("th", { text: "drafters" }), ["length", "tokens per pass", "decoding", "whole turns"].map((text) => h("th", { class: "n", text })), h("th", { text: "accepted" }))),
     h("tbody", {}, one.candidates.map((c) => h("tr", { class: same(c, one.best) ? "best" : "" },
       h("td", {}, h("span", { class: "row tight" }, c.drafters.map((name) => h("span", { class: `swatch s-${name}`, text: name })))),

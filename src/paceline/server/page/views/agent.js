@@ -1,7 +1,7 @@
 // Agent runs: #/agent lists them, #/agent/ID is one run on its clock, #/agent/ID/OTHER two runs on one clock.
 
-import { fill, h, panel, tile } from "../dom.js";
-import { clock, number, seconds, share, times } from "../format.js";
+import { add, fill, h, panel, scroller, tile } from "../dom.js";
+import { clock, counted, number, seconds, share, times } from "../format.js";
 import { lanes, PAUSES, PHASES, rounds, turnBar } from "../timeline.js";
 
 const MAX_TEXT = 20000; // characters of a message that are shown
@@ -47,7 +47,7 @@ function runTable(runs) {
   const twins = new Map();
   for (const run of runs) if (run.conversation) twins.set(run.conversation, [...(twins.get(run.conversation) ?? []), run]);
   const other = (run) => twins.get(run.conversation)?.find((one) => one.plain !== run.plain);
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Stored runs" }, h("table", { class: "runs" },
+  return scroller("Stored runs", h("table", { class: "runs" },
     h("thead", {}, h("tr", {}, ["started", "route", "drafters"].map((text) => h("th", { text })),
       ["turns", "time", "tokens", "per pass", "accepted", "prompt reused"].map((text) => h("th", { class: "n", text })), h("th", { text: "compare" }))),
     h("tbody", {}, runs.map((run) => h("tr", {},
@@ -67,8 +67,8 @@ const labels = (metadata) => Object.entries(metadata).slice(0, 3).map(([name, va
 /** The plain run is the baseline. */
 const pairLink = (a, b) => { const [base, cand] = a.plain || !b.plain ? [a, b] : [b, a]; return `${link(base.id)}/${encodeURIComponent(cand.id)}`; };
 
-const legend = (pauses, marks) => h("ul", { class: "legend", "aria-label": "Colours" },
-  [...PHASES, ...(pauses ? PAUSES : [])].map(({ title, color }) => h("li", {}, h("span", { class: "key", vars: { "--c": `var(${color})` } }), h("span", { text: title }))),
+const legend = (marks) => h("ul", { class: "legend", "aria-label": "Colours" },
+  [...PHASES, ...PAUSES].map(({ title, color, thin }) => h("li", {}, h("span", { class: thin ? "key pause" : "key", vars: { "--c": `var(${color})` } }), h("span", { text: title }))),
   marks && h("li", {}, h("span", { class: "key diamond" }), h("span", { text: "calls foreseen before they were written" })));
 
 /** One run. */
@@ -76,21 +76,21 @@ function one(root, api, { run, others }, ended) {
   const { summary, phases } = run;
   const rows = h("div", { class: "turns", role: "list", "aria-label": "Turns" });
   const picture = h("div");
-  root.append(
+  add(root,
     h("p", { class: "crumbs" }, h("a", { href: "#/agent", text: "Agent runs" }), ` / ${clock(summary.created)}`),
-    h("h1", {}, `${number(summary.turns)} ${summary.turns === 1 ? "turn" : "turns"} in ${seconds(summary.seconds)} `, drafterBadges(summary)),
+    h("h1", {}, `${counted(summary.turns, "turn")} in ${seconds(summary.seconds)} `, drafterBadges(summary)),
     h("dl", { class: "tiles" },
       tile("Answers", seconds(summary.answer_s), `reading ${seconds(phases.prefill)}, passes ${seconds(phases.verify)}, drafting ${seconds(phases.draft)}`),
-      tile("Tools", seconds(run.tools_s), run.client_s ? `and ${seconds(run.client_s)} of the client` : "between a call and its result"),
+      tile("Between turns", seconds(run.tools_s + run.client_s), `tools ${seconds(run.tools_s)}, client ${seconds(run.client_s)}`),
       tile("Tokens per pass", number(summary.tokens_per_pass, 2), `${number(summary.output_tokens)} tokens, ${number(summary.passes)} passes`),
       tile("Accepted", share(summary.acceptance), `${number(summary.accepted)} of ${number(summary.drafted)} drafted tokens`),
       tile("Prompt reused", share(summary.reused), run.saved_s === null ? `${number(summary.cached_tokens)} tokens were not read again` : `saved at least ${seconds(run.saved_s)}`),
       Object.keys(summary.predicted_calls).length > 0 && tile("Calls foreseen", number(summary.predicted_calls.right ?? 0), foreseen(summary.predicted_calls))),
-    panel("On the clock", h("div", {}, picture, legend(true, Object.keys(summary.predicted_calls).length > 0)),
-      { note: "draft and verify: whole passes, which others may share" }),
+    panel("On the clock", h("div", {}, picture, legend(Object.keys(summary.predicted_calls).length > 0)),
+      { note: "drafting and passes: whole ones, which other requests may share" }),
     others.length > 0 && panel("Other runs of this conversation", h("ul", { class: "links" }, others.map((other) => h("li", {},
       h("a", { href: pairLink(summary, other), text: `Compare with ${other.plain ? "the plain run" : drafters(other)}` }),
-      ` of ${clock(other.created)}: ${number(other.turns)} turns, ${seconds(other.answer_s)} of answers`)))),
+      ` of ${clock(other.created)}: ${counted(other.turns, "turn")}, ${seconds(other.answer_s)} of answers`)))),
     panel("Turns", rows, { note: "bars begin at the arrival of each turn" }),
   );
   const max = Math.max(...run.turns.map((turn) => turn.seconds));
@@ -133,7 +133,7 @@ async function turnDetail(root, trace, turn) {
   const texts = trace.messages || trace.output !== null;
   fill(root,
     picture,
-    h("p", { class: "note", text: `${number(trace.rounds.length)} rounds, as high as the tokens they brought. Rounds are recorded with their length: gaps between them are spread evenly. ${
+    h("p", { class: "note", text: `${counted(trace.rounds.length, "round")}, as high as the tokens they brought. Rounds are recorded with their length: gaps between them are spread evenly. ${
       turn.saved_s ? `Prefix reuse saved at least ${seconds(turn.saved_s)} of reading.` : ""}` }),
     texts ? conversation(trace) : h("p", { class: "note", text: "Texts are not recorded: --trace-text, or trace_text of a route, switches them on." }),
     h("p", { class: "note mono", text: trace.id }));
@@ -145,7 +145,7 @@ function conversation(trace) {
   const messages = (trace.messages ?? (trace.prompt === null ? [] : [{ role: "prompt", content: trace.prompt }])).map((message) => [message.role, contentOf(message)]);
   const earlier = messages.slice(0, -2), last = messages.slice(-2);
   return h("div", { class: "messages" },
-    earlier.length > 0 && h("details", {}, h("summary", { text: `${earlier.length} earlier ${earlier.length === 1 ? "message" : "messages"}` }), earlier.map(message)),
+    earlier.length > 0 && h("details", {}, h("summary", { text: counted(earlier.length, "earlier message") }), earlier.map(message)),
     last.map(message),
     trace.output !== null && message(["answer", trace.output]));
 }
@@ -168,19 +168,19 @@ function compare(root, { baseline, candidate, comparison }, ended) {
   const picture = h("div");
   const end = Math.max(baseline.summary.seconds, candidate.summary.seconds);
   const max = Math.max(...[...baseline.turns, ...candidate.turns].map((turn) => turn.seconds));
-  root.append(
+  add(root,
     h("p", { class: "crumbs" }, h("a", { href: "#/agent", text: "Agent runs" }), " / ",
       h("a", { href: link(baseline.summary.id), text: a }), " against ", h("a", { href: link(candidate.summary.id), text: b })),
     h("h1", { text: "The same conversation, twice" }),
     h("div", { class: `banner ${verdict[0]}` }, h("p", { class: "banner-title", text: verdict[1] }),
-      h("p", { text: `Answers: ${seconds(baseline.summary.answer_s)} ${a}, ${seconds(candidate.summary.answer_s)} ${b}${speedup ? `: ${times(speedup)}` : ""}.${unknown && same ? ` ${unknown} turns have no text.` : ""}` })),
+      h("p", { text: `Answers took ${seconds(baseline.summary.answer_s)} with ${a}, ${seconds(candidate.summary.answer_s)} with ${b}.${unknown && same ? ` ${unknown} turns have no text.` : ""}` })),
     h("dl", { class: "tiles" },
       tile("Speed-up of answers", times(speedup), "turns that both have, without tools"),
       tile("Tokens per pass", `${number(baseline.summary.tokens_per_pass, 2)} → ${number(candidate.summary.tokens_per_pass, 2)}`),
       tile("Accepted", share(candidate.summary.acceptance), `${number(candidate.summary.accepted)} drafted tokens`),
       tile("Prompt reused", `${number(baseline.summary.cached_tokens)} → ${number(candidate.summary.cached_tokens)}`, "tokens")),
-    panel("On one clock", h("div", {}, picture, legend(true, [baseline, candidate].some(({ summary }) => Object.keys(summary.predicted_calls).length))), { note: "both begin at 0" }),
-    panel("Turn by turn", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Turn by turn" }, h("table", { class: "pairs" },
+    panel("On one clock", h("div", {}, picture, legend([baseline, candidate].some(({ summary }) => Object.keys(summary.predicted_calls).length))), { note: "both begin at 0" }),
+    panel("Turn by turn", scroller("Turn by turn", h("table", { class: "pairs" },
       h("thead", {}, h("tr", {}, h("th", { text: "turn" }), h("th", { text: "time" }), h("th", { class: "n", text: a }), h("th", { class: "n", text: b }), h("th", { class: "n", text: "ratio" }), h("th", { class: "n", text: "accepted" }), h("th", { text: "text" }))),
       h("tbody", {}, comparison.turns.map((pair, i) => h("tr", {},
         h("td", { text: `${i + 1}` }),

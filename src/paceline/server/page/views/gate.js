@@ -2,7 +2,7 @@
 // opens a report of `paceline gate run --json`. Every figure is the gate's own.
 
 import { columns, line, scatter } from "../chart.js";
-import { fill, h, panel, s, tile } from "../dom.js";
+import { add, fill, h, panel, prose, s, scroller, tile } from "../dom.js";
 import { clock, number, seconds, share, times } from "../format.js";
 import { fileButton } from "../open_file.js";
 
@@ -15,35 +15,40 @@ const isReport = (value) => (value && typeof value === "object" && Array.isArray
 export async function mount(root, api) {
   const served = Boolean(api.about.views); // the gate's own process
   const head = h("div"), body = h("div");
-  let stop = null, charts = [], last = "";
+  let stop = null, charts = [], last = "", opened = false;
   const end = () => { charts.forEach((one) => one.destroy()); charts = []; };
 
   function show(report, source) {
     const text = JSON.stringify(report);
-    if (text === last) return; // nothing new: what is open stays open
+    if (text === last) return; // nothing new
     last = text;
     end();
+    body.style.setProperty("min-height", `${body.offsetHeight}px`); // until the charts are drawn: what is read stays in sight
     fill(body);
     draw(body, report, source, api, charts);
-    api.announce(report.headline ?? report.verdict);
+    requestAnimationFrame(() => requestAnimationFrame(() => body.style.removeProperty("min-height")));
+    if (report.headline !== source.headline) api.announce(report.headline);
+    source.headline = report.headline;
   }
 
   function follow(experiment) {
     stop?.();
     last = "";
-    const path = `/page/gate/${encodeURIComponent(experiment)}`;
-    stop = api.poll(path, EVERY_MS, (report) => { api.showError(null); show(report, { path }); }, api.showError);
+    const source = looked({ path: `/page/gate/${encodeURIComponent(experiment)}` });
+    stop = api.poll(source.path, EVERY_MS, (report) => { api.showError(null); show(report, source); }, api.showError);
   }
 
-  const open = fileButton("Open a report…", isReport, (report, name) => { api.showError(null); stop?.(); stop = null; last = ""; show(report, { name }); }, api.showError);
+  const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); stop?.(); stop = null; last = ""; show(report, looked({ name })); }, api.showError);
   root.append(h("div", { class: "row spread" }, h("h1", { text: "Release gate" }), open), head, body);
   if (!served) {
-    fill(body, h("div", { class: "empty" },
-      h("p", { text: "The gate runs in a process of its own, which has this page too: open the address of `paceline gate serve` to follow its experiments." }),
-      h("p", { text: "Here a report of `paceline gate run --json report.json` can be opened. It stays in this browser." })));
+    fill(body, h("div", { class: "empty long" },
+      h("p", {}, prose("The gate tells whether a candidate may replace a baseline. `paceline gate serve` compares live traffic and has this page at its own address; `paceline gate run` compares recorded requests:")),
+      h("pre", { class: "config", text: `paceline gate run --traces requests.jsonl \\\n  --baseline http://HOST:PORT \\\n  --candidate ${location.origin} \\\n  --json report.json` }),
+      h("p", { text: "Open its report here. It stays in this browser." })));
     return () => end();
   }
   const { experiments } = await api.get("/page/gate");
+  if (opened) return () => end(); // a file, in the meantime
   if (!experiments.length) fill(body, h("p", { class: "empty", text: "No route has a mirror: without a candidate there is nothing to compare." }));
   else {
     const chosen = experiments.find(({ experiment }) => experiment === api.rest[0]) ?? experiments.find(({ aa }) => !aa) ?? experiments[0];
@@ -54,14 +59,24 @@ export async function mount(root, api) {
   return () => { stop?.(); end(); };
 }
 
+/** Where a report comes from (the path at a gate, or the name of a file), and what the reader has opened in it. */
+const looked = (from) => ({ ...from, pair: null, open: new Set() });
+
 function draw(root, report, source, api, charts) {
   const all = report.findings.filter((finding) => finding.segment === "all");
   const measured = all.filter((finding) => finding.status !== "skipped");
   const skipped = all.filter((finding) => finding.status === "skipped");
   const segments = report.findings.filter((finding) => finding.segment !== "all" && finding.status !== "skipped");
   const pair = h("div", { id: "pair" });
-  const showPair = (shown) => { fill(pair, pairView(shown)); pair.scrollIntoView({ block: "nearest" }); };
+  const details = (name, title, content) => h("details", { open: source.open.has(name), ontoggle: (event) => source.open[event.target.open ? "add" : "delete"](name) },
+    h("summary", { text: title }), content);
+  const showPair = (shown) => {
+    fill(pair, pairView(shown));
+    const choice = root.querySelector("select");
+    if (choice) choice.value = shown.id;
+  };
   const openPair = async (id) => {
+    source.pair = id;
     const known = (report.shown_pairs ?? []).find((one) => one.id === id);
     try {
       if (known) showPair(known);
@@ -69,17 +84,19 @@ function draw(root, report, source, api, charts) {
       else fill(pair, h("p", { class: "note", text: `The report does not hold the pair ${id}; gate run --pairs writes all.` }));
     } catch (error) { api.showError(error); }
   };
+  const choosePair = async (id) => { await openPair(id); pair.scrollIntoView({ block: "nearest" }); };
   root.append(banner(report, source));
   if (report.experiment) root.append(health(report));
-  root.append(
+  add(root,
     panel("Checks", h("div", {}, checks(measured, false), h("p", { class: "note", text: "Wide: the interval; thick: the estimate; grey: no difference; red: the margin. Promotion waits for checks with a star. Intervals hold however often somebody looks." }),
-      skipped.length > 0 && h("details", {}, h("summary", { text: `${skipped.length} not measured` }), h("ul", { class: "plain" }, skipped.map((finding) => h("li", { class: "note", text: `${finding.check}: ${finding.message}` }))))),
+      skipped.length > 0 && details("skipped", `${skipped.length} not measured`, h("ul", { class: "plain" }, skipped.map((finding) => h("li", { class: "note", text: `${finding.check}: ${finding.message}` }))))),
     { note: report.policy_hash ? `policy ${report.policy_hash}` : "" }),
-    segments.length > 0 && panel("By route and cohort", h("details", {}, h("summary", { text: `${segments.length} checks` }), checks(segments, true))),
-    evidence(report, openPair, charts),
-    panel("Pairs", h("div", {}, pairList(report, openPair), pair), { note: pairNote(report) }),
+    segments.length > 0 && panel("By route and cohort", details("segments", `${segments.length} checks`, checks(segments, true))),
+    evidence(report, choosePair, charts),
+    panel("Pairs", h("div", {}, pairList(report, choosePair), pair), { note: pairNote(report) }),
   );
-  if (report.shown_pairs?.length) fill(pair, pairView(report.shown_pairs[0]));
+  if (source.pair) openPair(source.pair);
+  else if (report.shown_pairs?.length) fill(pair, pairView(report.shown_pairs[0]));
   if (report.changes?.length) root.append(panel("Changes of the rollout", h("ul", { class: "plain" }, [...report.changes].reverse().slice(0, 20).map((change) =>
     h("li", {}, h("span", { class: "note", text: clock(change.created) }), ` ${share(change.from_share)} → ${share(change.to_share)} `, h("span", { text: `${change.actor}: ${change.reason}` }))))));
 }
@@ -109,7 +126,7 @@ function health({ experiment: one }) {
 }
 
 function checks(findings, segmented) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": segmented ? "Checks by route and cohort" : "All checks" }, h("table", { class: "checks" },
+  return scroller(segmented ? "Checks by route and cohort" : "All checks", h("table", { class: "checks" },
     h("thead", {}, h("tr", {}, h("th", { text: "check" }), segmented && h("th", { text: "where" }), h("th", { text: "state" }), h("th", { class: "n", text: "estimate" }), h("th", { text: "interval against margin" }), h("th", { class: "n", text: "interval" }), h("th", { class: "n", text: "margin" }), h("th", { class: "n", text: "pairs" }), h("th", { class: "n", text: "missing" }))),
     h("tbody", {}, findings.map((finding) => {
       const [tone, state] = STATES[finding.status] ?? ["", finding.status];

@@ -14,6 +14,8 @@ export function mount(root, api) {
   const requests = h("div", { class: "requests" });
   const throughput = h("div"), accepted = h("div"), positions = h("div"), batch = h("div"), routes = h("div");
   const hourNote = h("p", { class: "note" }), perMinute = h("div"), firsts = h("div"), perToken = h("div");
+  const inFlight = table("Requests in flight", ["Request", "Route", "Key", "Progress"], ["Tokens", "Per pass", "Per token", "Age"]), others = h("p", { class: "note" });
+  const byRoute = table("Routes", ["Route"], ["Speed-up", "Tokens per pass", "Drafted per pass", "Accepted", "Plain rounds", "Batch"]);
   let hour = null; // sums of the last hour, once they are known
   const history = []; // { at, tokens } of the last WINDOW_S
   const charts = {
@@ -32,7 +34,7 @@ export function mount(root, api) {
       panel("Accepted by position", positions, { note: "share of drafted tokens, since the start" }),
       panel("Accepted by drafter", accepted, { note: "since the start" }),
       panel("Batch", batch, { note: "passes by outputs in them, since the start" })),
-    h("div", { class: "spaced" }, panel("Routes", routes, { note: "of late" })),
+    h("div", { class: "spaced" }, panel("Routes", routes, { note: "recent answers, against plain decoding" })),
     panel("Last hour", h("div", {}, hourNote, h("div", { class: "thirds wide" },
       h("figure", {}, h("figcaption", { class: "note", text: "tokens per minute" }), perMinute),
       h("figure", {}, h("figcaption", { class: "note", text: "time to the first token, median" }), firsts),
@@ -55,13 +57,13 @@ export function mount(root, api) {
     const kept = figures.acceptance.drafter.reduce((sum, one) => sum + one.accepted, 0);
     fill(tiles,
       tile("Running", number(figures.running), `${number(figures.waiting)} waiting`),
-      tile("Throughput", rate() === null ? "–" : `${number(rate())} /s`, `${number(figures.generation_tokens)} tokens in all`),
+      tile("Throughput", rate() === null ? "–" : `${number(rate())} /s`, `${number(figures.generation_tokens)} in all`),
       tile(`First token${hour ? ", 1 h" : ""}`, seconds((hour ?? figures).first_token_s.p50), `p95 ${seconds((hour ?? figures).first_token_s.p95)}`),
       tile(`Per token${hour ? ", 1 h" : ""}`, seconds((hour ?? figures).token_s.p50), `p95 ${seconds((hour ?? figures).token_s.p95)}`),
       tile("Tokens per pass", figures.tokens_per_pass === null ? "–" : figures.tokens_per_pass.toFixed(2), `${number(figures.rounds)} rounds`),
       tile("Accepted", drafted ? share(kept / drafted) : "–", `of ${number(drafted)} drafted`),
       tile("Plain rounds", figures.rounds ? share(figures.plain_rounds / figures.rounds) : "–", "without a draft"),
-      tile("KV cache", share(figures.cache_use), `${share(figures.cached_share)} of prompts in it`));
+      tile("KV cache", share(figures.cache_use), `${share(figures.cached_share)} prefix hits`));
     drawRequests(inFlight, more);
     const points = history.slice(1).map((one, i) => [one.at - at, one.at > history[i].at ? (one.tokens - history[i].tokens) / (one.at - history[i].at) : null]);
     charts.throughput.update({ series: [{ name: "tokens/s", points, area: true, color: "--accent" }], x: { min: -WINDOW_S, max: 0, format: (v) => (v ? `${-v} s ago` : "now"), count: 3 } });
@@ -75,27 +77,25 @@ export function mount(root, api) {
 
   function drawRequests(list, more) {
     if (!list.length) { fill(requests, nothing("Nothing is running.")); return; }
-    fill(requests, scroller("Requests in flight", h("table", {},
-      h("thead", {}, h("tr", {}, ["Request", "Route", "Key", "Progress", "Tokens", "Per pass", "Per token", "Age"].map((text, i) => h("th", { class: i > 3 ? "n" : "", scope: "col", text })))),
-      h("tbody", {}, list.map((one) => h("tr", {},
-        h("td", {}, h("code", { text: one.id.slice(0, 18), title: `${one.id}, ${one.endpoint}` })),
-        h("td", { text: one.route }), h("td", { text: one.client || "–" }), h("td", {}, progress(one)),
-        h("td", { class: "n", text: one.output_tokens === undefined ? "–" : number(one.output_tokens) }),
-        h("td", { class: "n", text: one.tokens_per_pass ? one.tokens_per_pass.toFixed(2) : "–" }),
-        h("td", { class: "n", text: seconds(one.token_s) }),
-        h("td", { class: "n", text: seconds(one.seconds) })))))),
-    more > 0 && h("p", { class: "note", text: `and ${number(more)} more` }));
+    fill(inFlight.rows, list.map((one) => h("tr", {},
+      h("td", {}, h("code", { text: one.id.slice(0, 18), title: `${one.id}, ${one.endpoint}` })),
+      h("td", { text: one.route }), h("td", { text: one.client || "–" }), h("td", {}, progress(one)),
+      h("td", { class: "n", text: one.output_tokens === undefined ? "–" : number(one.output_tokens) }),
+      h("td", { class: "n", text: one.tokens_per_pass ? one.tokens_per_pass.toFixed(2) : "–" }),
+      h("td", { class: "n", text: seconds(one.token_s) }),
+      h("td", { class: "n", text: seconds(one.seconds) }))));
+    others.textContent = more > 0 ? `and ${number(more)} more` : "";
+    if (!inFlight.element.isConnected) fill(requests, inFlight.element, others);
   }
 
   function drawRoutes(figures) {
     const names = Object.keys(figures.routes);
     if (!names.length) { fill(routes, nothing("No answer of more than one token yet.")); return; }
-    fill(routes, scroller("Routes", h("table", {},
-      h("thead", {}, h("tr", {}, ["Route", "Times plain", "Tokens per pass", "Drafted per pass", "Accepted", "Plain rounds", "Batch"].map((text, i) => h("th", { class: i ? "n" : "", scope: "col", text })))),
-      h("tbody", {}, names.map((name) => {
-        const one = figures.routes[name];
-        return h("tr", {}, h("td", { text: name }), [times(one.speedup), one.tokens_per_pass.toFixed(2), one.drafted_per_pass.toFixed(2), share(one.acceptance), share(one.plain_rounds), one.batch.toFixed(1)].map((text) => h("td", { class: "n", text })));
-      })))));
+    fill(byRoute.rows, names.map((name) => {
+      const one = figures.routes[name];
+      return h("tr", {}, h("td", { text: name }), [times(one.speedup), one.tokens_per_pass.toFixed(2), one.drafted_per_pass.toFixed(2), share(one.acceptance), share(one.plain_rounds), one.batch.toFixed(1)].map((text) => h("td", { class: "n", text })));
+    }));
+    if (!byRoute.element.isConnected) fill(routes, byRoute.element);
   }
 
   function showHour({ stored, since, until, minutes, total }) {
@@ -121,6 +121,11 @@ function roundMinutes(since, until) {
   const step = [60, 120, 300, 600, 900].find((one) => (until - since) / one <= 5) ?? 900;
   const first = Math.ceil(since / step) * step;
   return Array.from({ length: Math.max(0, Math.floor((until - first) / step) + 1) }, (_, i) => first + i * step);
+}
+/** A table whose rows are drawn anew while it keeps its scroll position and the keyboard's focus. */
+function table(label, texts, numbers) {
+  const rows = h("tbody"), head = (className) => (text) => h("th", { class: className, scope: "col", text });
+  return { rows, element: scroller(label, h("table", {}, h("thead", {}, h("tr", {}, texts.map(head("")), numbers.map(head("n")))), rows)) };
 }
 const nothing = (text) => h("p", { class: "empty", text });
 

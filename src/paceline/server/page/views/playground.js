@@ -1,9 +1,10 @@
 // Chat with tools and schemas; each token in the colour of who proposed it; the same request plain, side by side.
 
 import { Answer, firstDifference, legend } from "../answer.js";
-import { ApiError } from "../api.js";
+import { ApiError, key } from "../api.js";
 import { fill, h } from "../dom.js";
-import { number, seconds, share, times } from "../format.js";
+import { counted, number, seconds, share, times } from "../format.js";
+import { copyButton } from "../open_file.js";
 
 const ORDER = {
   type: "object", additionalProperties: false, required: ["order_id", "customer", "item", "quantity", "ship_to"],
@@ -31,8 +32,8 @@ export function mount(root, api) {
   const area = (id, rows, placeholder, code = false) => h("textarea", { id, rows, placeholder, class: code ? "code" : "", spellcheck: code ? "false" : "true" });
   const numeric = (id, value, min, max, step) => h("input", { id, type: "number", value, min, max, step, inputmode: "decimal" });
   const system = area("pg-system", 2, "optional");
-  const tools = area("pg-tools", 4, "a JSON list of tools, as OpenAI has them", true);
-  const schema = area("pg-schema", 4, "a JSON Schema that the answer has to fit", true);
+  const tools = area("pg-tools", 4, "a JSON list, as in the API", true);
+  const schema = area("pg-schema", 4, "the answer has to fit it", true);
   const temperature = numeric("pg-temperature", 0, 0, 2, 0.1);
   const maxTokens = numeric("pg-max", 256, 1, about.max_model_len, 1);
   const seed = numeric("pg-seed", 7, 0, 2 ** 32 - 1, 1);
@@ -49,9 +50,9 @@ export function mount(root, api) {
     h("summary", {}, h("h2", { text: "Request" })),
     field("System prompt", system),
     field("Tools", tools),
-    h("div", { class: "field" }, check(mustCall, "A message has to be answered by a call")),
+    h("div", { class: "field" }, check(mustCall, "Require a call", "tool_choice: required")),
     field("JSON Schema of the answer", schema),
-    h("div", { class: "thirds" }, field("Temperature", temperature), field("Tokens", maxTokens), field("Seed", seed)),
+    h("div", { class: "thirds" }, field("Temperature", temperature), field("Max tokens", maxTokens), field("Seed", seed)),
     h("fieldset", {}, h("legend", { text: "Drafters" }), h("div", { class: "row" }, drafters.map(({ name, box, text }) => check(box, h("span", { class: `swatch s-${name}`, text: name }), text)))),
     check(probabilities, "Ask for the model's probabilities"),
   );
@@ -122,6 +123,7 @@ export function mount(root, api) {
     const mine = chat;
     if (await answer() || mine !== chat) return;
     turns.pop()?.element.remove(); // to be sent again
+    if (!turns.length) reset();
     input.value ||= text;
   }
 
@@ -133,13 +135,15 @@ export function mount(root, api) {
     const turn = h("article", { class: "exchange assistant", "aria-label": "Answer" });
     conversation.append(turn);
     const written = column("With drafts", turn), mine = chat;
+    toEnd();
     const message = await run(request, written);
     if (mine !== chat) return true;
     if (!message && !written.answer.tokens.length) { turn.remove(); return false; }
     turns.push({ message: message ?? { role: "assistant", content: written.answer.tokens.map(({ text }) => text).join("") }, element: turn });
     if (!message) return true;
     const compare = h("button", { type: "button", text: "Compare with plain", onclick: () => comparePlain(turn, request, written, compare) });
-    turn.append(h("div", { class: "row after" }, legend(written.answer.tokens), h("span", { class: "grow" }), compare));
+    const curl = copyButton("Copy as curl", () => curlOf(request), api, "quiet");
+    turn.append(h("div", { class: "row after" }, legend(written.answer.tokens), h("span", { class: "grow" }), curl, compare));
     for (const call of message.tool_calls ?? []) turn.append(callCard(call, message.tool_calls));
     return true;
   }
@@ -194,13 +198,16 @@ export function mount(root, api) {
     if (running) return;
     button.disabled = true;
     api.showError(null);
-    turn.classList.add("compared");
     const both = h("div", { class: "both" });
     written.element.before(both);
     both.append(written.element);
     const plain = column("Plain", both);
     const message = await run({ ...request, speculative_config: { disabled: true } }, plain);
-    if (!message) { button.disabled = false; return; }
+    if (!message) { // failed or stopped: as it was
+      both.replaceWith(written.element);
+      button.disabled = false;
+      return;
+    }
     const at = firstDifference(written.answer.ids, plain.answer.ids);
     const ratio = plain.metrics?.mean_itl_ms / written.metrics?.mean_itl_ms;
     const passes = [written, plain].map(({ metrics }) => metrics?.passes);
@@ -208,7 +215,7 @@ export function mount(root, api) {
     both.before(h("p", { class: "verdict", role: "status" },
       h("span", { class: `badge ${at < 0 ? "good" : "bad"}`, text: at < 0 ? "identical" : `different from token ${number(at)} on` }),
       h("strong", { text: Number.isFinite(ratio) ? `${times(ratio)} as fast per token` : "too short to compare times" }),
-      h("span", { class: "note", text: `${number(written.answer.tokens.length)} tokens in ${number(passes[0])} passes instead of ${number(passes[1])}` })));
+      h("span", { class: "note", text: `${counted(written.answer.tokens.length, "token")} in ${counted(passes[0], "pass", "passes")} instead of ${number(passes[1])}` })));
     button.remove();
   }
 
@@ -218,7 +225,7 @@ export function mount(root, api) {
     const card = h("section", { class: "call", "aria-label": `Call of ${call.function.name}` },
       h("p", {}, h("code", { text: call.function.name })), h("pre", { text: readable(call.function.arguments) }),
       field("Result of the tool", result),
-      h("div", { class: "row end" }, h("button", { type: "button", text: "Give this result", onclick: () => {
+      h("div", { class: "row end" }, h("button", { type: "button", text: "Send the result", onclick: () => {
         if (running) return;
         turns.push({ message: { role: "tool", tool_call_id: call.id, content: result.value } });
         fill(card.querySelector(".row"), h("span", { class: "note", text: "given" }));
@@ -232,8 +239,10 @@ export function mount(root, api) {
   /** Stays at the end of the text while the reader does. */
   function follow() {
     const page = document.documentElement;
-    if (page.scrollHeight - window.innerHeight - window.scrollY < 160) window.scrollTo(0, page.scrollHeight);
+    if (page.scrollHeight - window.innerHeight - window.scrollY < 160) toEnd();
   }
+
+  const toEnd = () => window.scrollTo(0, document.documentElement.scrollHeight);
 
   return () => running?.abort();
 }
@@ -251,12 +260,19 @@ function final({ answer, metrics, finish }, usage) {
   const accepted = metrics.speculative_decoding;
   return [
     figure(answer.last.tokens_per_pass.toFixed(2), "tokens per pass"),
-    figure(seconds(metrics.mean_itl_ms === null ? null : metrics.mean_itl_ms / 1000), "per token"),
+    metrics.passes > 1 && figure(seconds(metrics.mean_itl_ms === null ? null : metrics.mean_itl_ms / 1000), "per token"),
     figure(seconds(metrics.time_to_first_token_ms / 1000), "to the first"),
-    figure(number(usage?.completion_tokens), `tokens in ${number(metrics.passes)} passes`),
+    figure(number(usage?.completion_tokens), `${usage?.completion_tokens === 1 ? "token" : "tokens"} in ${counted(metrics.passes, "pass", "passes")}`),
     accepted.num_draft_tokens > 0 && figure(share(accepted.draft_acceptance_rate), "of drafted accepted"),
-    finish === "length" && figure("cut", "at the limit"),
+    finish === "length" && figure("cut", "at max tokens"),
   ].filter(Boolean);
+}
+
+/** A command line that sends the same request; a quote in it ends the quoted part, is escaped, and begins another. */
+function curlOf(request) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const authorized = key.get() ? ' -H "authorization: Bearer $PACELINE_API_KEY"' : "";
+  return `curl -N ${location.origin}/v1/chat/completions -H 'content-type: application/json'${authorized} -d ${quoted(JSON.stringify(request))}`;
 }
 
 function addCall(calls, part) {
