@@ -12,10 +12,10 @@ from rich.table import Table
 
 from paceline import hub
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
-from paceline.drafters import DRAFTERS, NEEDS, DrafterInfo
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
+    from paceline.drafters import DrafterInfo
     from paceline.text import Tokenizer
 
 drafters_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -58,6 +58,8 @@ def drafters(
     """List the drafters, what each needs, and which were trained here."""
     if context.invoked_subcommand is not None:
         return
+    from paceline.drafters import DRAFTERS
+
     trained = _trained_rows(hub.resolve(model))
     rows = [_row(name, info, model, trained) for name, info in DRAFTERS.items()]
     if as_json:
@@ -76,7 +78,8 @@ def drafters(
         out.print(_trained_lines(row), markup=False, soft_wrap=True)
 
 
-def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) -> DrafterRow:
+def _row(name: str, info: "DrafterInfo", model: str, trained: list[TrainedRow]) -> DrafterRow:
+    from paceline.drafters import NEEDS
     from paceline.loading import unusable
 
     path = hub.resolve(model)

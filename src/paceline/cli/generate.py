@@ -22,7 +22,6 @@ from paceline.cli.options import (
     TemplateOptions,
     grouped,
 )
-from paceline.cli.render import Terminal
 from paceline.config import SamplingParams
 from paceline.errors import UsageError
 
@@ -113,6 +112,8 @@ def chat(
     show: Show = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation."""
+    from paceline.cli.render import Terminal
+
     params = sampling.params()
     llm = _load(model, drafter, spec, engine, template)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -154,6 +155,8 @@ def _load(
 def _write(
     start: Callable[..., "Stream"], params: SamplingParams, llm: "LLM", display: DisplayOptions
 ) -> None:
+    from paceline.cli.render import Terminal
+
     terminal = Terminal(display.show)
     stream = start(params)
     terminal.write(stream)

@@ -23,7 +23,6 @@ from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.options import AsJson
-from paceline.cli.render import bar
 from paceline.cli.serve import serve
 from paceline.cli.split import split_app
 from paceline.cli.trace import trace_app
@@ -88,6 +87,8 @@ def pull(
     name: Annotated[str, typer.Argument(help="A name from `paceline models`, or owner/name on a hub.")],
 ) -> None:
     """Download a model and check it."""
+    from paceline.cli.render import bar
+
     with bar() as progress:
         path = hub.pull(name, progress)
     out.print(f"{name} is at {path}")

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints import Choice, Constraint, Json, Lark, Regex
 from paceline.errors import ConstraintError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.constraints import Constraint
 
 MODEL_HELP = "A name from `paceline models`, a folder or a GGUF file."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
@@ -208,7 +210,9 @@ class OutputOptions:
             "whitespace": self.whitespace,
         }
 
-    def _constraints(self) -> list[Constraint]:
+    def _constraints(self) -> "list[Constraint]":
+        from paceline.constraints import Choice, Json, Lark, Regex
+
         constraints: list[Constraint] = []
         if self.schema is not None:
             constraints.append(Json.of(read_schema(self.schema), self.whitespace))  # type: ignore[arg-type]  # checked there

@@ -17,7 +17,6 @@ from paceline.cli.options import (
     grouped,
 )
 from paceline.errors import SettingError
-from paceline.trace.online import OnlineTrainingConfig
 
 if TYPE_CHECKING:
     from paceline.server.app import App
@@ -144,6 +143,7 @@ def serve(
         raise SettingError("edge_onnx", str(edge_onnx), "a file, together with --split")
     from paceline.server.launch import ServerSettings, run
     from paceline.split.wire import MAX_OPEN_BYTES
+    from paceline.trace.online import OnlineTrainingConfig
     from paceline.web.connections import ConnectionLimits
 
     settings = ServerSettings(

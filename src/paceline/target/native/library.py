@@ -9,7 +9,6 @@ from typing import Final
 
 from paceline import native_build
 from paceline.errors import SettingError
-from paceline.target import hardware
 
 FOLDER: Final = Path(__file__).parent / "csrc"
 SETTING: Final = "PACELINE_CPU"
@@ -210,18 +209,20 @@ def best_path(choice: str) -> str | None:
     """The path to build for; None where a processor has none of the vector instructions it takes."""
     if choice == "portable":
         return choice
+    from paceline.target import hardware  # needs torch, which is not there when a wheel is built
+
     paths = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
     return next((path for path in paths if hardware.has(NEEDS[path])), None)
 
 
-def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:
-    """Name, compilations and headers of the library for one path."""
+def sources(path: str) -> native_build.Sources:
+    """Of the library for one path."""
     flags = f"-DPACELINE_PATH={path}", *FLAGS[path]
     units = [
         *(native_build.Unit(FOLDER / f"{name}.cpp", flags) for name in VECTOR_CODE),
         *(native_build.Unit(FOLDER / f"{name}.cpp") for name in PLAIN_CODE),
     ]
-    return f"forward-{path}", units, sorted(FOLDER.glob("*.h"))
+    return native_build.Sources(f"forward-{path}", units, sorted(FOLDER.glob("*.h")))
 
 
 @cache
@@ -235,13 +236,13 @@ def source_digest() -> str:
 
 def build(path: str, extra: tuple[str, ...] = ()) -> Path:
     """The library's file, compiled unless it is in the cache. extra: more flags, such as a sanitizer's."""
-    return native_build.library(*_sources(path), extra)
+    return native_build.library(*sources(path), extra)
 
 
 @cache
 def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     """Raises NotCompiled where it cannot be built. extra: see `build`."""
-    library = native_build.load(*_sources(path), extra)
+    library = native_build.load(*sources(path), extra)
     _check_layout(library)
     library.paceline_pool_open.restype = c.c_void_p
     library.paceline_pool_open.argtypes = (c.c_int,)
