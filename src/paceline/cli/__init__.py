@@ -2,6 +2,8 @@
 
 main       the entry point; pull, models, doctor
 options    option groups that commands share
+config     paceline.toml; config show
+completion names that a shell completes
 generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
@@ -52,7 +53,9 @@ class DrafterRow:
 @drafters_app.callback()
 def drafters(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The model they would draft for.")] = hub.DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Option(help="The model they would draft for.", autocompletion=completion.models)
+    ] = hub.DEFAULT_MODEL,
     as_json: AsJson = False,
 ) -> None:
     """List the drafters, what each needs, and which were trained here."""
@@ -244,7 +247,7 @@ def import_drafter(
 
 @grouped
 def layers(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     engine: EngineOptions,
     text: Annotated[
         Path | None, typer.Option(help="Recorded text: plain, or a file of `paceline trace export`.")

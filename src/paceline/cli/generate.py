@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import (
     MODEL_HELP,
     AsJson,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.output import Stream
 
-Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Model = Annotated[str, typer.Option(help=MODEL_HELP, autocompletion=completion.models)]
 Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that proposed it.")]
 
 

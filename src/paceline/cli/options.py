@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from paceline.cli import completion
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import ConstraintError, UsageError
 
@@ -72,7 +73,12 @@ class EngineOptions:
     """Device and resources of a model."""
 
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8, fp8 or gguf.")] = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, bfloat16, float16, int8, fp8 or gguf.", autocompletion=completion.dtypes
+        ),
+    ] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
     cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
     max_model_len: Annotated[
@@ -111,13 +117,19 @@ class ServerEngineOptions(DiskEngineOptions):
 class DrafterOptions:
     """The drafters of a model, and what they need."""
 
-    draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="A smaller model for the drafter `model`.", autocompletion=completion.models),
+    ] = None
     trained: Annotated[
         list[str] | None, typer.Option(help="A trained drafter's name or folder; repeat for several.")
     ] = None
     drafters: Annotated[
         str,
-        typer.Option(help="Names from `paceline drafters`, in order; auto: the default list; none: plain."),
+        typer.Option(
+            help="Names from `paceline drafters`, in order; auto: the default list; none: plain.",
+            autocompletion=completion.drafters,
+        ),
     ] = "auto"
 
     @property
@@ -142,7 +154,10 @@ class TemplateOptions:
     ] = None
     tool_format: Annotated[
         str | None,
-        typer.Option(help="How the model writes tool calls: hermes, llama3, mistral or smollm2."),
+        typer.Option(
+            help="How the model writes tool calls: hermes, llama3, mistral or smollm2.",
+            autocompletion=completion.tool_formats,
+        ),
     ] = None
 
 
@@ -153,7 +168,12 @@ class SpecOptions:
     max_draft: MaxDraft = 8
     tree_width: Annotated[int, typer.Option(help="Most drafted tokens for one position; 1: a chain.")] = 1
     adaptive: Annotated[bool, typer.Option(help="Draft less where it does not pay.")] = True
-    accept: Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")] = "match"
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="match, residual, block, or typical (lossy).", autocompletion=completion.accept_rules
+        ),
+    ] = "match"
 
     def config(self, drafters: Sequence[str] = ()) -> SpecConfig:
         return SpecConfig(tuple(drafters), **asdict(self))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import completion
 from paceline.cli.options import (
     MODEL_HELP,
     DrafterOptions,
@@ -114,7 +115,7 @@ class MemoryOptions:
 
 @grouped
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     listen: ListenOptions,
     drafter: DrafterOptions,
     memory: MemoryOptions,
