@@ -231,6 +231,12 @@ def test_the_compiler_is_asked_what_it_compiles_for() -> None:
     assert not compiles(("-mno-such-feature",))
 
 
+def test_a_compiler_that_is_none_compiles_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(NotCompiled, match="false --version failed"):
+        target_machine()
+
+
 def test_arguments_of_the_compiler_ask_for_a_new_build(
     home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,17 @@ def test_a_wheel_for_arm_is_cross_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_without_a_compiler_the_wheel_is_for_every_machine(tmp_path: Path) -> None:
+    made = build(tmp_path, PACELINE_COMPILER="none")
+    assert made.name.endswith("-py3-none-any.whl")
+    assert not prebuilt(made)
+    with ZipFile(made) as archive:
+        names = {*archive.namelist()}
+    assert "paceline/target/native/csrc/decoder.cpp" in names  # to be compiled at first use
+    assert "paceline/py.typed" in names
+
+
+@pytest.mark.slow
 @pytest.mark.model
 def test_an_installed_wheel_generates_without_a_compiler(
     wheel: Path, smollm2_path: Path, tmp_path: Path

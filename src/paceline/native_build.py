@@ -93,7 +93,9 @@ def prebuild(sources: Sources, folder: Path) -> Path:
 
 def target_machine() -> str:
     """The architecture that the compiler compiles for, as `platform.machine` calls it there."""
-    return _answer(_compiler("library"), "-dumpmachine").partition("-")[0]
+    compiler = _compiler("library")
+    _identity(compiler, "library")  # it is one
+    return _answer(compiler, "-dumpmachine").partition("-")[0]
 
 
 def compiles(flags: Sequence[str]) -> bool:
