@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture screenshots advisepicture drafter clean
+.PHONY: setup demo quick test check suite quick-suite wheels bench bench-peers vllm picture screenshots advisepicture drafter clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,16 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# dist/: the source distribution, and wheels with prebuilt kernels for Linux on x86-64 and, cross-compiled, on ARM
+# (Debian: g++-aarch64-linux-gnu). auditwheel tags them with the oldest glibc whose symbols are enough.
+wheels: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist/plain
+	CXX=aarch64-linux-gnu-g++ $(BIN)/python -m build --wheel --outdir dist/plain
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/plain/*.whl
+	mv dist/plain/*.tar.gz dist
+	rm -r dist/plain
 
 # Within half an hour on two cores: 7 minutes for the small model, 21 for the larger one. What bench-peers did
 # not install is left out, and said so. make bench BENCH=--write keeps the results and renews the tables.

@@ -3,6 +3,7 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+os.environ["PACELINE_CONFIG"] = "none"  # the user's options are not those of the tests
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 

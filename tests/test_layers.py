@@ -153,6 +153,27 @@ def test_a_bare_gpu_machine_can_make_answers_and_train_on_them() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_command_that_needs_no_model_starts_without_torch() -> None:
-    code = "import sys, paceline.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def modules_of(code: str) -> set[str]:
+    """Every module that is loaded after it ran."""
+    show = "import sys; sys.stderr.write('\\n'.join(sys.modules))"
+    command = [sys.executable, "-c", f"{code}\n{show}"]
+    return {*subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()}
+
+
+def test_importing_paceline_imports_next_to_nothing() -> None:
+    """Its public names load what they need when they are used. 29 modules, all but one of Python's own."""
+    made = modules_of("import paceline") - modules_of("")
+    assert {name for name in made if name.partition(".")[0] not in sys.stdlib_module_names} == {"paceline"}
+    assert len(made) < 60
+
+
+def test_the_command_line_shows_its_help_without_heavy_libraries() -> None:
+    """Those of a command load when it runs. 355 modules, most of them of typer and rich."""
+    code = "from paceline.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    made = modules_of(code)
+    heavy = {"torch", "numpy", "pydantic", "tokenizers", "llguidance", "jinja2", "sqlalchemy", "starlette"}
+    assert not (heavy | {"asyncio", "yaml", "safetensors", "aiohttp"}) & made
+    assert "typer" in made
+    ours = {name for name in made if name.startswith("paceline.")}
+    assert {name.split(".")[1] for name in ours} <= {"cli", "config", "errors", "hub", "paths", "atomic"}
+    assert len(made) < 550

@@ -1,6 +1,8 @@
-"""C++ is built once, found again, and its absence is one clear line."""
+"""C++ is built once, found again, and its absence is one clear line. A wheel's libraries need no compiler."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from paceline import native_build
 from paceline.errors import NotCompiled
-from paceline.native_build import Unit, library, load
+from paceline.native_build import Sources, Unit, compiles, library, load, prebuild, target_machine
 
 TWICE = '#include "by.h"\nextern "C" int twice(int x) { return x * BY; }\n'
 
@@ -159,3 +161,85 @@ def test_a_library_that_never_loads_is_one_line(home: Path, tmp_path: Path) -> N
     source.write_text('int missing();\nextern "C" int f() { return missing(); }\n')
     with pytest.raises(NotCompiled, match="does not load"):
         load("loose", [Unit(source)], flags=("-Wl,-z,now",))
+
+
+@pytest.fixture
+def prebuilt(home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of a wheel, on a machine without a compiler."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    path = prebuild(Sources("twice", [Unit(source)], header(source)), folder)
+    shutil.rmtree(home)
+    monkeypatch.setattr(native_build, "PREBUILT", folder)
+    monkeypatch.setenv("PACELINE_COMPILER", "none")
+    return path
+
+
+def test_a_prebuilt_library_needs_no_compiler(home: Path, source: Path, prebuilt: Path) -> None:
+    assert load("twice", [Unit(source)], header(source)).twice(21) == 42
+    assert library("twice", [Unit(source)], header(source)) == prebuilt
+    assert not home.exists()
+
+
+def test_a_prebuilt_library_is_the_one_that_is_built_here(
+    home: Path, source: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_build, "PREBUILT", prebuilt.parent / "none")
+    monkeypatch.delenv("PACELINE_COMPILER")
+    assert library("twice", [Unit(source)], header(source)).read_bytes() == prebuilt.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["header", "source", "flags", "machine", "damage"])
+def test_a_prebuilt_library_of_something_else_is_not_used(
+    source: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    if change == "header":
+        header(source)[0].write_text("#define BY 3\n")
+    if change == "source":
+        source.write_text(TWICE + "\n")
+    if change == "machine":
+        monkeypatch.setattr(platform, "machine", lambda: "another")
+    if change == "damage":
+        prebuilt.write_bytes(prebuilt.read_bytes()[:-1])
+    with pytest.raises(NotCompiled, match="PACELINE_COMPILER=none"):
+        load("twice", [Unit(source)], header(source), ("-DA",) if change == "flags" else ())
+
+
+def test_a_prebuilt_library_that_does_not_load_is_built_here(
+    home: Path, source: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = b"no library"  # as of another C library: whole, and yet of no use
+    broken = prebuilt.with_name(f"{prebuilt.stem.rpartition('-')[0]}-{native_build._digest(nothing)}.so")
+    prebuilt.rename(broken).write_bytes(nothing)
+    monkeypatch.delenv("PACELINE_COMPILER")
+    assert load("twice", [Unit(source)], header(source)).twice(21) == 42
+    assert len(list((home / "native").iterdir())) == 1
+
+
+def test_without_a_compiler_and_a_prebuilt_library_both_remedies_are_named(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NotCompiled, match=r"slower path.*install g\+\+.*or install paceline from a wheel"):
+        load("twice", [Unit(source)])
+
+
+def test_the_compiler_is_asked_what_it_compiles_for() -> None:
+    assert target_machine() == platform.machine()
+    assert compiles(("-O1",))
+    assert not compiles(("-mno-such-feature",))
+
+
+def test_a_compiler_that_is_none_compiles_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(NotCompiled, match="false --version failed"):
+        target_machine()
+
+
+def test_arguments_of_the_compiler_ask_for_a_new_build(
+    home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = library("twice", [Unit(source)], header(source))
+    monkeypatch.setenv("CXX", f"{native_build._compiler('test')[0]} -g0")
+    assert library("twice", [Unit(source)], header(source)).stem[:22] != before.stem[:22]

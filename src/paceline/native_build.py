@@ -1,10 +1,12 @@
-"""C++ sources, compiled once with the machine's own compiler, cached, and loaded through ctypes.
+"""C++ as shared libraries, loaded through ctypes: those of a wheel, else compiled here once and cached.
 
-home/native/NAME-RECIPE-CONTENT.so     RECIPE is a hash of sources, headers, flags, compiler and architecture,
-                                       CONTENT of the library itself: a damaged one may kill whoever loads it
+prebuilt/NAME-SOURCES-CONTENT.so       SOURCES is a hash of sources, headers, flags and architecture,
+home/native/NAME-RECIPE-CONTENT.so     RECIPE of these and the compiler, CONTENT of the library itself: a
+                                       damaged one may kill whoever loads it
 
-The compiler is $CXX, else the first of c++, g++ and clang++. PACELINE_COMPILER=none behaves as if there were
-none. Where the folder cannot be written to, a library lives in a temporary one for as long as the process.
+A wheel holds prebuilt/ (see setup.py); a library in it that is of other sources is not used. The compiler is
+$CXX, else the first of c++, g++ and clang++. PACELINE_COMPILER=none behaves as if there were none. Where the
+folder cannot be written to, a library lives in a temporary one for as long as the process.
 """
 
 import atexit
@@ -22,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from paceline import limits
 from paceline.errors import NotCompiled
@@ -33,6 +35,7 @@ COMPILERS: Final = ("c++", "g++", "clang++")
 COMPILE: Final = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread")
 LINK: Final = ("-shared", "-pthread")
 SHOWN_ERRORS: Final = 3  # lines of the compiler's that a message repeats
+PREBUILT: Final = Path(__file__).parent / "prebuilt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,23 @@ class Unit:
     flags: tuple[str, ...] = ()
 
 
+class Sources(NamedTuple):
+    """What a library is compiled from. Headers are those whose change asks for a new build."""
+
+    name: str
+    units: Sequence[Unit]
+    headers: Sequence[Path] = ()
+
+
 def load(
     name: str, units: Sequence[Unit], headers: Sequence[Path] = (), flags: Sequence[str] = ()
 ) -> ctypes.CDLL:
-    """The library, built if it is not in the cache; a cached one that does not load is built anew."""
-    recipe = _recipe(name, units, headers, flags)
+    """The library, built if there is none yet; one that does not load is built anew."""
+    sources = Sources(name, units, headers)
+    if path := _prebuilt(sources, flags):
+        with suppress(OSError):
+            return ctypes.CDLL(str(path))
+    recipe = _recipe(sources, flags)
     if path := _cached(recipe):
         with suppress(OSError):
             return ctypes.CDLL(str(path))
@@ -62,12 +77,32 @@ def load(
 def library(
     name: str, units: Sequence[Unit], headers: Sequence[Path] = (), flags: Sequence[str] = ()
 ) -> Path:
-    """Path of the shared library, built if it is not in the cache.
-
-    Headers are those whose change asks for a new build; flags go to every compilation and to the linker.
-    """
-    recipe = _recipe(name, units, headers, flags)
+    """Path of the library, built if there is none yet. Flags go to every compilation and to the linker."""
+    sources = Sources(name, units, headers)
+    if path := _prebuilt(sources, flags):
+        return path
+    recipe = _recipe(sources, flags)
     return _cached(recipe) or _built(recipe)
+
+
+def prebuild(sources: Sources, folder: Path) -> Path:
+    """Puts a library where an installed package looks for it. The machine is the one $CXX compiles for."""
+    built = library(*sources)
+    digest = _source_digest(sources, (), target_machine())
+    return Path(shutil.copy(built, folder / f"{sources.name}-{digest}-{_digest(built.read_bytes())}.so"))
+
+
+def target_machine() -> str:
+    """The architecture that the compiler compiles for, as `platform.machine` calls it there."""
+    compiler = _compiler("library")
+    _identity(compiler, "library")  # it is one
+    return _answer(compiler, "-dumpmachine").partition("-")[0]
+
+
+def compiles(flags: Sequence[str]) -> bool:
+    """Whether the compiler knows these flags."""
+    command = [*_compiler("library"), *flags, "-xc++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +114,45 @@ class _Recipe:
     digest: str  # of all that the library is made from and with
 
 
-def _recipe(name: str, units: Sequence[Unit], headers: Sequence[Path], flags: Sequence[str]) -> _Recipe:
-    compiler = _compiler(name)
-    inputs: list[object] = [_identity(compiler, name), platform.machine(), COMPILE, LINK, tuple(flags)]
+def _recipe(sources: Sources, flags: Sequence[str]) -> _Recipe:
+    compiler = _compiler(sources.name)
+    made_from = _source_digest(sources, flags, platform.machine())
+    made_with = _identity(compiler, sources.name), compiler[1:]
+    digest = _digest(repr((made_from, made_with)).encode())
+    return _Recipe(sources.name, compiler, tuple(sources.units), tuple(flags), digest)
+
+
+def _source_digest(sources: Sources, flags: Sequence[str], machine: str) -> str:
+    inputs: list[object] = [machine, COMPILE, LINK, tuple(flags)]
     try:
-        inputs += [(unit.source.name, unit.flags, unit.source.read_bytes()) for unit in units]
-        inputs += [(header.name, header.read_bytes()) for header in headers]
+        inputs += [(unit.source.name, unit.flags, unit.source.read_bytes()) for unit in sources.units]
+        inputs += [(header.name, header.read_bytes()) for header in sources.headers]
     except OSError as error:
         why = f"its source {error.filename} cannot be read ({error.strerror})"
-        raise _not_compiled(name, why, "install paceline again") from error
-    return _Recipe(name, compiler, tuple(units), tuple(flags), _digest(repr(inputs).encode()))
+        raise _not_compiled(sources.name, why, "install paceline again") from error
+    return _digest(repr(inputs).encode())
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+def _prebuilt(sources: Sources, flags: Sequence[str]) -> Path | None:
+    if not PREBUILT.is_dir():
+        return None
+    return _whole(PREBUILT, sources.name, _source_digest(sources, flags, platform.machine()))
+
+
 def _cached(recipe: _Recipe) -> Path | None:
-    """The library, if there is one that is whole; a damaged one is removed."""
     folders = [home() / "native", *([_own_folder()] if _own_folder.cache_info().currsize else [])]
+    found = (_whole(folder, recipe.name, recipe.digest) for folder in folders)
+    return next((path for path in found if path), None)
+
+
+def _whole(folder: Path, name: str, digest: str) -> Path | None:
+    """The library, if there is one that is whole; a damaged one is removed."""
     try:
-        for path in (p for folder in folders for p in folder.glob(f"{recipe.name}-{recipe.digest}-*.so")):
+        for path in folder.glob(f"{name}-{digest}-*.so"):
             if path.stem.endswith(_digest(path.read_bytes())):
                 return path
             path.unlink()
@@ -163,7 +216,7 @@ def _sync(path: Path) -> None:
 
 def _compiler(name: str) -> tuple[str, ...]:
     """As words: $CXX may hold arguments too."""
-    install = "install g++ or clang++, or set CXX to a C++17 compiler"
+    install = "install g++ or clang++, set CXX to a C++17 compiler, or install paceline from a wheel"
     if os.environ.get("PACELINE_COMPILER") == "none":
         raise _not_compiled(name, "PACELINE_COMPILER=none forbids it", "unset it")
     if words := shlex.split(os.environ.get("CXX", "")):
@@ -186,10 +239,14 @@ def _identity(compiler: tuple[str, ...], name: str) -> str:
 
 @cache
 def _version(compiler: tuple[str, ...]) -> str:
-    version = subprocess.run(
-        [*compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60
-    )
-    return version.stdout.decode(errors="replace").partition("\n")[0]
+    return _answer(compiler, "--version")
+
+
+def _answer(compiler: tuple[str, ...], question: str) -> str:
+    """Its first line."""
+    command = [*compiler, question]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
+    return done.stdout.decode(errors="replace").partition("\n")[0]
 
 
 @cache

@@ -4,6 +4,8 @@ main       the entry point; doctor
 options    option groups that commands share
 models     pull, models (also ls and list), rm; what pulls a missing model
 show       show
+config     paceline.toml; config show
+completion names that a shell completes
 generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve

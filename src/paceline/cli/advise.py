@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_writable
 from paceline.errors import SettingError, UsageError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class TrafficOptions:
     """The recorded traffic, and the model it is for."""
 
-    target: Annotated[str, typer.Option(help=MODEL_HELP)]
+    target: Annotated[str, typer.Option(help=MODEL_HELP, autocompletion=completion.models)]
     traces: Annotated[
         list[Path] | None,
         typer.Option(help="Conversations, or a `paceline trace export`: .jsonl or .jsonl.gz; repeat it."),

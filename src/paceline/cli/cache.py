@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, AsJson, CacheDir, ServerEngineOptions, TemplateOptions, grouped
 from paceline.config import SpecConfig
 from paceline.errors import SettingError, UsageError
@@ -53,7 +54,7 @@ def clear_pages(
 @cache_app.command("warm")
 @grouped
 def warm(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     engine: ServerEngineOptions,
     template: TemplateOptions,
     file: Annotated[

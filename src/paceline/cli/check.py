@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import AsJson, read_schema
-from paceline.constraints import Json, check
 from paceline.errors import ConstraintError
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ def check_schema(
 
 
 def _objection(file: str) -> str | None:
+    from paceline.constraints import Json, check
+
     try:
         check(Json.of(read_schema(file)))
     except ConstraintError as error:

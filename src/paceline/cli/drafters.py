@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
-from paceline.drafters import DRAFTERS, NEEDS, DrafterInfo
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
+    from paceline.drafters import DrafterInfo
     from paceline.text import Tokenizer
 
 drafters_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -52,12 +53,16 @@ class DrafterRow:
 @drafters_app.callback()
 def drafters(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The model they would draft for.")] = hub.DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Option(help="The model they would draft for.", autocompletion=completion.models)
+    ] = hub.DEFAULT_MODEL,
     as_json: AsJson = False,
 ) -> None:
     """List the drafters, what each needs, and which were trained here."""
     if context.invoked_subcommand is not None:
         return
+    from paceline.drafters import DRAFTERS
+
     trained = trained_rows(_fingerprint(model))
     rows = [_row(name, info, model, trained) for name, info in DRAFTERS.items()]
     if as_json:
@@ -76,7 +81,8 @@ def drafters(
         out.print(_trained_lines(row), markup=False, soft_wrap=True)
 
 
-def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) -> DrafterRow:
+def _row(name: str, info: "DrafterInfo", model: str, trained: list[TrainedRow]) -> DrafterRow:
+    from paceline.drafters import NEEDS
     from paceline.loading import unusable
 
     path = hub.resolve(model)
@@ -246,7 +252,7 @@ def import_drafter(
 
 @grouped
 def layers(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     engine: EngineOptions,
     text: Annotated[
         Path | None, typer.Option(help="Recorded text: plain, or a file of `paceline trace export`.")

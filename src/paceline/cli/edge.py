@@ -1,6 +1,5 @@
 """paceline edge"""
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -57,6 +56,8 @@ def edge(
     to_json: AsJson = False,
 ) -> None:
     """Draft here, verify on a server: its text, with fewer passes."""
+    import asyncio
+
     from paceline.split.edge import EdgeSettings
     from paceline.split.wire import Mode
 

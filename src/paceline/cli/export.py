@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP
 
 
 def export(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     out: Annotated[Path, typer.Argument(help="A new folder; with --onnx a new file.")],
     onnx: Annotated[
         bool, typer.Option("--onnx", help="An ONNX file with the KV cache as inputs and outputs.")

@@ -1,6 +1,5 @@
 """paceline gate run"""
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -154,6 +153,8 @@ def run(
 
     No tool is ever executed. The code that answers the suite `code` runs in a child process with limits.
     """
+    import asyncio
+
     from paceline.gate.judge import Judge
     from paceline.gate.replay import GateRun, Replay, run_gate
     from paceline.gate.upstream import Upstream

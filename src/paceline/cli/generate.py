@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.models import require_models
 from paceline.cli.options import (
     MODEL_HELP,
@@ -24,7 +25,6 @@ from paceline.cli.options import (
     TemplateOptions,
     grouped,
 )
-from paceline.cli.render import Terminal
 from paceline.config import SamplingParams
 from paceline.errors import UsageError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.output import Stream
 
-Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Model = Annotated[str, typer.Option(help=MODEL_HELP, autocompletion=completion.models)]
 Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that proposed it.")]
 
 
@@ -117,6 +117,8 @@ def chat(
     pull: Pull = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation."""
+    from paceline.cli.render import Terminal
+
     params = sampling.params()
     llm = _load(model, drafter, spec, engine, template, pull)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -160,6 +162,8 @@ def _load(
 def _write(
     start: Callable[..., "Stream"], params: SamplingParams, llm: "LLM", display: DisplayOptions
 ) -> None:
+    from paceline.cli.render import Terminal
+
     terminal = Terminal(display.show)
     stream = start(params)
     terminal.write(stream)

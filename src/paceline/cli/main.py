@@ -9,9 +9,11 @@ import typer
 from rich.console import Console
 
 from paceline import __version__
+from paceline.cli import completion
 from paceline.cli.advise import advise
 from paceline.cli.cache import cache_app
 from paceline.cli.check import routes_app, schema_app
+from paceline.cli.config import HELP, VARIABLE, config_app, read_config
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
 from paceline.cli.edge import edge
@@ -30,7 +32,7 @@ from paceline.cli.train import train
 from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (pull, show, rm, generate, chat, serve, edge, train, layers, estimate, advise, export):
     app.command()(command)
 app.command("models")(list_models)
@@ -45,6 +47,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(gate_app, name="gate")
 app.add_typer(vllm_app, name="vllm")
 app.add_typer(split_app, name="split")
+app.add_typer(config_app, name="config")
 out = Console(highlight=False, soft_wrap=True)
 
 
@@ -80,18 +83,26 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Option(envvar=VARIABLE, metavar="FILE", help=HELP)] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Lossless speculative decoding for agents."""
+    context.obj = read_config(config, context)
+    context.default_map = context.obj.default_map
 
 
 @app.command()
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Also load this model and time its passes.")] = None,
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Also load this model and time its passes.", autocompletion=completion.models),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe this machine and how paceline uses it."""
-    facts = report() | (model_report(model) if model else {})
+    facts = report() | {"config file": str(context.obj)} | (model_report(model) if model else {})
     if as_json:
         print(json.dumps(facts))
         return
@@ -105,8 +116,8 @@ def doctor(
             for kind, what in value.items():
                 out.print(f"{'own turns':<16} {kind}: {what}", markup=False)
             continue
-        for context, row in value.items():
+        for tokens, row in value.items():
             times = ", ".join(
                 f"{rows} {'row' if int(rows) == 1 else 'rows'} {ms} ms" for rows, ms in row.items()
             )
-            out.print(f"{'cost of a pass':<16} after {context} tokens: {times}")
+            out.print(f"{'cost of a pass':<16} after {tokens} tokens: {times}")

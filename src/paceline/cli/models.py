@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import AsJson
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
@@ -21,7 +22,10 @@ PULL_HELP = "A name from `paceline models`, or owner/name[:QUANTISATION] on a hu
 out = Console(highlight=False, soft_wrap=True)
 
 
-def pull(name: Annotated[str, typer.Argument(help=PULL_HELP)], as_json: AsJson = False) -> None:
+def pull(
+    name: Annotated[str, typer.Argument(help=PULL_HELP, autocompletion=completion.models)],
+    as_json: AsJson = False,
+) -> None:
     """Download a model and check it. An interrupted pull is resumed."""
     path = _pull_showing_progress(name)
     if as_json:
@@ -96,7 +100,9 @@ class Derived:
 
 
 def rm(
-    name: Annotated[str, typer.Argument(help="A name from `paceline models`.")],
+    name: Annotated[
+        str, typer.Argument(help="A name from `paceline models`.", autocompletion=completion.models)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     drafters: Annotated[
         bool, typer.Option("--drafters", help="Also remove the drafters that were trained for it here.")

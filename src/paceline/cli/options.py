@@ -11,13 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from paceline.cli import completion
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints import Choice, Constraint, Json, Lark, Regex
 from paceline.errors import ConstraintError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.constraints import Constraint
 
 MODEL_HELP = "A name from `paceline models`, owner/name[:QUANTISATION] of a hub, a folder or a GGUF file."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
@@ -71,7 +74,12 @@ class EngineOptions:
     """Device and resources of a model."""
 
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8, fp8 or gguf.")] = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, bfloat16, float16, int8, fp8 or gguf.", autocompletion=completion.dtypes
+        ),
+    ] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
     cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
     max_model_len: Annotated[
@@ -110,13 +118,19 @@ class ServerEngineOptions(DiskEngineOptions):
 class DrafterOptions:
     """The drafters of a model, and what they need."""
 
-    draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="A smaller model for the drafter `model`.", autocompletion=completion.models),
+    ] = None
     trained: Annotated[
         list[str] | None, typer.Option(help="A trained drafter's name or folder; repeat for several.")
     ] = None
     drafters: Annotated[
         str,
-        typer.Option(help="Names from `paceline drafters`, in order; auto: the default list; none: plain."),
+        typer.Option(
+            help="Names from `paceline drafters`, in order; auto: the default list; none: plain.",
+            autocompletion=completion.drafters,
+        ),
     ] = "auto"
 
     @property
@@ -141,7 +155,10 @@ class TemplateOptions:
     ] = None
     tool_format: Annotated[
         str | None,
-        typer.Option(help="How the model writes tool calls: hermes, llama3, mistral or smollm2."),
+        typer.Option(
+            help="How the model writes tool calls: hermes, llama3, mistral or smollm2.",
+            autocompletion=completion.tool_formats,
+        ),
     ] = None
 
 
@@ -152,7 +169,12 @@ class SpecOptions:
     max_draft: MaxDraft = 8
     tree_width: Annotated[int, typer.Option(help="Most drafted tokens for one position; 1: a chain.")] = 1
     adaptive: Annotated[bool, typer.Option(help="Draft less where it does not pay.")] = True
-    accept: Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")] = "match"
+    accept: Annotated[
+        str,
+        typer.Option(
+            help="match, residual, block, or typical (lossy).", autocompletion=completion.accept_rules
+        ),
+    ] = "match"
 
     def config(self, drafters: Sequence[str] = ()) -> SpecConfig:
         return SpecConfig(tuple(drafters), **asdict(self))
@@ -209,7 +231,9 @@ class OutputOptions:
             "whitespace": self.whitespace,
         }
 
-    def _constraints(self) -> list[Constraint]:
+    def _constraints(self) -> "list[Constraint]":
+        from paceline.constraints import Choice, Json, Lark, Regex
+
         constraints: list[Constraint] = []
         if self.schema is not None:
             constraints.append(Json.of(read_schema(self.schema), self.whitespace))  # type: ignore[arg-type]  # checked there

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import completion
 from paceline.cli.models import require_models
 from paceline.cli.options import (
     MODEL_HELP,
@@ -19,7 +20,6 @@ from paceline.cli.options import (
     grouped,
 )
 from paceline.errors import SettingError
-from paceline.trace.online import OnlineTrainingConfig
 
 if TYPE_CHECKING:
     from paceline.server.app import App
@@ -117,7 +117,7 @@ class MemoryOptions:
 
 @grouped
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     listen: ListenOptions,
     drafter: DrafterOptions,
     memory: MemoryOptions,
@@ -148,6 +148,7 @@ def serve(
     require_models(pull, model, drafter.draft_model)
     from paceline.server.launch import ServerSettings, run
     from paceline.split.wire import MAX_OPEN_BYTES
+    from paceline.trace.online import OnlineTrainingConfig
     from paceline.web.connections import ConnectionLimits
 
     settings = ServerSettings(

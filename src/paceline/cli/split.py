@@ -1,6 +1,5 @@
 """paceline split plan: does a drafter on the user's device pay? paceline split pull."""
 
-import asyncio
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -113,6 +112,8 @@ def plan_split(
 
 
 def _measured(url: str, request: MeasureOptions) -> "Measured":
+    import asyncio
+
     from paceline.split.measured_costs import measure
 
     messages = [{"role": "user", "content": request.prompt}]

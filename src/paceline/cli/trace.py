@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import StoreError, UsageError
-from paceline.trace.record import TEXT, RequestRecord, RoundRecord, as_dict, write_json
 
 if TYPE_CHECKING:  # other commands start without a database
+    from paceline.trace.record import RequestRecord, RoundRecord
     from paceline.trace.store import Store
 
 trace_app = typer.Typer(no_args_is_help=True, help="Requests to the server, round by round.")
@@ -69,6 +69,8 @@ def list_requests(
     with closing(_open(store)) as traces:
         records = traces.list(limit, before, model, route, finish)
     if as_json:
+        from paceline.trace.record import write_json
+
         print(write_json([_summary(record) for record in records]))
         return
     _print_table(REQUEST_HEAD, map(_request_cells, records))
@@ -81,6 +83,8 @@ def show_request(
     store: StoreUrl = None,
 ) -> None:
     """One request and its rounds."""
+    from paceline.trace.record import as_dict, write_json
+
     with closing(_open(store)) as traces:
         trace = traces.get(id)
     if trace is None:
@@ -102,6 +106,8 @@ def export_requests(
     store: StoreUrl = None,
 ) -> None:
     """Every request with its rounds, one JSON object a line."""
+    from paceline.trace.record import write_json
+
     start = None if since is None else _unix(since)
     with closing(_open(store)) as traces:
         lines = (write_json(request) + "\n" for request in traces.export(start))
@@ -128,11 +134,13 @@ def _unix(date: str) -> float:
         raise UsageError(f"--since {date!r} is no date: expected 2026-01-31 or 2026-01-31T18:00") from None
 
 
-def _summary(record: RequestRecord) -> dict[str, Any]:
+def _summary(record: "RequestRecord") -> dict[str, Any]:
+    from paceline.trace.record import TEXT, as_dict
+
     return {name: value for name, value in as_dict(record, ()).items() if name not in (*TEXT, "rounds")}
 
 
-def _request_cells(record: RequestRecord) -> tuple[str, ...]:
+def _request_cells(record: "RequestRecord") -> tuple[str, ...]:
     first = "-" if record.first_token_s is None else f"{record.first_token_s * 1e3:.0f} ms"
     return (
         record.id,
@@ -149,7 +157,7 @@ def _request_cells(record: RequestRecord) -> tuple[str, ...]:
     )
 
 
-def _round_cells(r: RoundRecord) -> tuple[str, ...]:
+def _round_cells(r: "RoundRecord") -> tuple[str, ...]:
     counts = (r.index, r.start, r.budget, r.drafted, r.accepted, r.committed, r.batch, r.rows)
     by = " ".join(f"{name}:{count}" for name, count in r.sources)
     return (*map(str, counts), f"{r.draft_us} µs", f"{r.target_us} µs", by or "-")

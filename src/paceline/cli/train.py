@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.cli import completion
 from paceline.cli.options import AsJson, grouped
 from paceline.config import EngineConfig
 from paceline.errors import SettingError, UsageError
@@ -37,7 +38,9 @@ DRAFT_VOCAB: Final = 8192
 class DrafterChoice:
     """The drafter to train, and where it goes."""
 
-    target: Annotated[str, typer.Option(help="The model to draft for.")] = DEFAULT_MODEL
+    target: Annotated[str, typer.Option(help="The model to draft for.", autocompletion=completion.models)] = (
+        DEFAULT_MODEL
+    )
     kind: Annotated[str, typer.Option(help="block, medusa, eagle, or model: a whole draft model.")] = "block"
     out: Annotated[
         str,

@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.config import SamplingParams
 from paceline.errors import ModelError, NotCompiled
-from paceline.native_build import Unit, library, load
+from paceline.native_build import Sources, Unit, library, load
 from paceline.sampling.choose import choose
 from paceline.sampling.distribution import NO_HISTORY, Floats, History, distribution, lowest, penalises
 from paceline.sampling.masks import check_length, nothing_allowed
@@ -23,6 +23,7 @@ SOURCE: Final = Path(__file__).parent / "csrc" / "choose.cpp"
 HEADERS: Final = tuple(
     SOURCE.with_name(name) for name in ("cutoff.h", "mask.h", "exact_math.h", "exact_exp.h")
 )
+SOURCES: Final = Sources("sampling", [Unit(SOURCE)], HEADERS)
 NO_MEMORY: Final = -2  # instead of a token: as in choose.cpp
 
 Function = Callable[..., int]
@@ -125,7 +126,7 @@ def chooser(params: SamplingParams) -> Chooser:
 @cache
 def _functions() -> tuple[Function, int] | None:
     try:
-        library = load("sampling", [Unit(SOURCE)], HEADERS)
+        library = load(*SOURCES)
         among = ctypes.cast(library.paceline_choose_among, ctypes.c_void_p).value
         return bind(library), among or 0
     except NotCompiled as error:
@@ -136,7 +137,7 @@ def _functions() -> tuple[Function, int] | None:
 def describe() -> str:
     """One line for `paceline doctor`: native sampling or not, and the reason."""
     try:
-        return f"native, {library('sampling', [Unit(SOURCE)], HEADERS)}"
+        return f"native, {library(*SOURCES)}"
     except NotCompiled as error:
         return f"numpy: {error}"
 

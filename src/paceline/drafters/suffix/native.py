@@ -14,10 +14,10 @@ from paceline.drafters.suffix import index as reference
 from paceline.drafters.suffix.index import ContextIndex, Snapshot, SuffixIndex, check_snapshot
 from paceline.drafters.suffix.vote import VOTERS, Match, Nodes, columns, elect
 from paceline.errors import NotCompiled
-from paceline.native_build import Unit, load
+from paceline.native_build import Sources, Unit, load
 from paceline.types import Cursor
 
-SOURCE: Final = Path(__file__).parent / "csrc" / "suffix.cpp"
+SOURCES: Final = Sources("suffix", [Unit(Path(__file__).parent / "csrc" / "suffix.cpp")])
 
 
 def new_index(depth: int) -> SuffixIndex:
@@ -204,7 +204,7 @@ class _Library:
 @cache
 def _library() -> _Library | None:
     try:
-        return _Library(load("suffix", [Unit(SOURCE)]))
+        return _Library(load(*SOURCES))
     except NotCompiled as error:
         logging.getLogger("paceline").info("%s", error)  # whoever loads a model has warned already
         return None

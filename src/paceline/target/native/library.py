@@ -9,7 +9,6 @@ from typing import Final
 
 from paceline import native_build
 from paceline.errors import SettingError
-from paceline.target import hardware
 
 FOLDER: Final = Path(__file__).parent / "csrc"
 SETTING: Final = "PACELINE_CPU"
@@ -19,6 +18,7 @@ AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 NEON: Final = ("-DPACELINE_NEON", "-fno-schedule-insns")  # GCC would move loads up until registers run out
 _AVX512: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+ARM: Final = ("aarch64", "arm64")
 TILES: Final = "avx512amx"  # used only where a trial shows that it works, is right and is faster
 NEEDS: Final = {
     TILES: (*_AVX512, "amx_tile", "amx_int8"),
@@ -227,8 +227,15 @@ def chosen() -> str:
     return choice
 
 
+def is_for(path: str, machine: str) -> bool:
+    """Whether a path is one of an architecture's, by the name that platform.machine has for it."""
+    return path == "portable" or ("asimd" in NEEDS[path]) == (machine in ARM)
+
+
 def best_path(choice: str) -> str | None:
     """The path to build for; None where a processor has none of the vector instructions it takes."""
+    from paceline.target import hardware  # needs torch, which is not there when a wheel is built
+
     paths = [path for path in CHOICES[choice] if usable(path)]
     if choice == "auto" and TILES in paths and hardware.tiles(source_digest()) == "slower":
         paths.remove(TILES)
@@ -237,19 +244,21 @@ def best_path(choice: str) -> str | None:
 
 def usable(path: str) -> bool:
     """Whether this processor runs a path, with the right bits."""
+    from paceline.target import hardware
+
     if not hardware.has(NEEDS[path]):
         return False
     return path != TILES or hardware.tiles(source_digest()) in ("slower", "faster")
 
 
-def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:
-    """Name, compilations and headers of the library for one path."""
+def sources(path: str) -> native_build.Sources:
+    """Of the library for one path."""
     flags = f"-DPACELINE_PATH={path}", *FLAGS[path]
     units = [
         *(native_build.Unit(FOLDER / f"{name}.cpp", flags) for name in VECTOR_CODE),
         *(native_build.Unit(FOLDER / f"{name}.cpp") for name in PLAIN_CODE),
     ]
-    return f"forward-{path}", units, sorted(FOLDER.glob("*.h"))
+    return native_build.Sources(f"forward-{path}", units, sorted(FOLDER.glob("*.h")))
 
 
 @cache
@@ -263,13 +272,13 @@ def source_digest() -> str:
 
 def build(path: str, extra: tuple[str, ...] = ()) -> Path:
     """The library's file, compiled unless it is in the cache. extra: more flags, such as a sanitizer's."""
-    return native_build.library(*_sources(path), extra)
+    return native_build.library(*sources(path), extra)
 
 
 @cache
 def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     """Raises NotCompiled where it cannot be built. extra: see `build`."""
-    library = native_build.load(*_sources(path), extra)
+    library = native_build.load(*sources(path), extra)
     _check_layout(library)
     library.paceline_pool_open.restype = c.c_void_p
     library.paceline_pool_open.argtypes = (c.c_int,)

@@ -1,0 +1,177 @@
+"""paceline.toml: options in a file, under their own names, a table for each command; paceline config show.
+
+    [serve]
+    model = "smollm2-135m"
+    port = 9000
+
+The command line wins over the environment, the environment over the file. The values become click's
+default_map: the options of the commands are the only list of keys, and the only check of values.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from paceline.cli.options import AsJson
+from paceline.errors import UsageError, unknown_name
+
+NAME: Final = "paceline.toml"
+VARIABLE: Final = "PACELINE_CONFIG"
+NONE: Final = "none"
+HELP: Final = f"A file of options; {NONE}: read none. Default: ./{NAME}, else that of the user's folder."
+
+config_app = typer.Typer(no_args_is_help=True, help=f"Options in a file, {NAME}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    path: Path | None = None  # None: there is none
+    tables: Mapping[str, Any] = field(default_factory=dict)  # as in the file
+    default_map: dict[str, Any] = field(default_factory=dict)  # by names of parameters
+
+    def __str__(self) -> str:
+        return f"none: neither {' nor '.join(map(str, places()))}" if self.path is None else str(self.path)
+
+
+def places() -> list[Path]:
+    """Where a file is looked for if none is named; the first one counts."""
+    import platformdirs
+
+    return [Path.cwd() / NAME, platformdirs.user_config_path("paceline", appauthor=False) / NAME]
+
+
+def read_config(given: str | None, context: typer.Context) -> ConfigFile:
+    """The file named, or else the first that exists. context: of the whole command line."""
+    if given == NONE:
+        return ConfigFile()
+    path = Path(given) if given else next((place for place in places() if place.is_file()), None)
+    if path is None:
+        return ConfigFile()
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    problems: list[str] = []
+    found = _defaults(context.command, tables, (), context, problems)
+    if problems:
+        raise UsageError("\n".join(f"{path}: {problem}" for problem in problems))
+    return ConfigFile(path, tables, found)
+
+
+def _defaults(
+    command: Any, table: Mapping[str, Any], at: tuple[str, ...], context: typer.Context, problems: list[str]
+) -> dict[str, Any]:
+    """The values of a command and of those below it, by names of parameters."""
+    commands, options = getattr(command, "commands", {}), _options(command) if at else {}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name, where = key.replace("_", "-"), f"[{'.'.join(at)}] {key}" if at else key
+        if name in commands:
+            if isinstance(value, dict):
+                found[name] = _defaults(commands[name], value, (*at, name), context, problems)
+            else:
+                problems.append(f"{where}: expected a table of options: [{'.'.join((*at, name))}]")
+        elif name in options and options[name].name in found:
+            problems.append(f"{where}: the option is there twice")
+        elif name in options:
+            try:
+                found[options[name].name] = _value(options[name], value, context)
+            except (UsageError, typer.BadParameter) as error:
+                problems.append(f"{where}: {error}")
+        else:
+            kind = "key" if at else "command"
+            problem = unknown_name(kind, key, [*commands, *_shown(options)])
+            problems.append(f"[{'.'.join(at)}] {problem}" if at else problem)
+    return found
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """The parameters of a command by the names that a file may use: --max-draft is max-draft, MODEL model."""
+    named: dict[str, Any] = {}
+    for parameter in command.params:
+        names = [name[2:] for name in parameter.opts if name.startswith("--")]
+        named.update(dict.fromkeys(names or [parameter.name.replace("_", "-")], parameter))
+    return named
+
+
+def _shown(options: Mapping[str, Any]) -> list[str]:
+    """The first name of each parameter."""
+    first: dict[str, str] = {}
+    for name, parameter in options.items():
+        if not parameter.hidden:
+            first.setdefault(parameter.name, name)
+    return [*first.values()]
+
+
+def _value(parameter: Any, value: Any, context: typer.Context) -> Any:
+    """A value as the command line would have it: text, but for flags; checked by the option itself."""
+    if getattr(parameter, "is_flag", False):
+        if not isinstance(value, bool):
+            raise UsageError("expected true or false")
+        return value
+    several = parameter.nargs == -1 or getattr(parameter, "multiple", False)
+    if several != isinstance(value, list):
+        raise UsageError(f"expected {'a list' if several else 'one value, not a list'}")
+    values = value if several else [value]
+    if not all(type(one) in (str, int, float) for one in values):
+        raise UsageError(f"expected a text or a number{' in each place' if several else ''}")
+    written = [str(one) for one in values]
+    parameter.process_value(context, written if several else written[0])
+    return written if several else written[0]
+
+
+@config_app.callback()
+def config() -> None:
+    """Options in a file, paceline.toml."""
+
+
+@config_app.command("show")
+def show(context: typer.Context, as_json: AsJson = False) -> None:
+    """Say which file is read, and what it sets."""
+    file: ConfigFile = context.obj
+    values = [*_values(context.find_root().command, file.tables, ())]
+    if as_json:
+        listed = [asdict(value) for value in values]
+        print(json.dumps({"file": file.path and str(file.path), "values": listed}, ensure_ascii=False))
+        return
+    print(f"config file: {file}")
+    for value in values:
+        won = f"  # but ${value.overridden_by} is set, and wins" if value.overridden_by else ""
+        print(f"[{value.command}] {value.key} = {json.dumps(value.value, ensure_ascii=False)}{won}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """One line of a file, without secrets."""
+
+    command: str
+    key: str
+    value: Any
+    overridden_by: str | None  # an environment variable
+
+
+def _values(command: Any, table: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[ConfigValue]:
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if isinstance(value, dict):
+            yield from _values(command.commands[name], value, (*at, name))
+            continue
+        variable = _options(command)[name].envvar
+        overridden_by = variable if variable and os.environ.get(variable) else None
+        yield ConfigValue(".".join(at), name, _without_secrets(name, value), overridden_by)
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    """A key is not shown, nor a password in a URL."""
+    if name.endswith("key"):
+        return "..."
+    return re.sub(r"://[^/@]*@", "://...@", value) if isinstance(value, str) else value
