@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from paceline import hub
+from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Drafters:
 
 @grouped
 def show(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
