@@ -6,6 +6,8 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -117,19 +119,19 @@ def asked_on_terminal(answer: str, *arguments: str) -> tuple[int, str, str]:
     ) as process:
         os.close(theirs)
         os.write(ours, answer.encode())  # the terminal keeps it until it is read
-        out, _ = process.communicate(timeout=START_S)
-    shown = b""
-    while block := _read(ours):
-        shown += block
+        with ThreadPoolExecutor(1) as reader:
+            shown = reader.submit(_read_all, ours)
+            out, _ = process.communicate(timeout=START_S)
     os.close(ours)
-    return process.returncode, out, shown.decode()
+    return process.returncode, out, shown.result().decode()
 
 
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # the other end is closed, and all is read
-        return b""
+def _read_all(terminal: int) -> bytes:
+    shown = b""
+    with suppress(OSError):  # the other end is closed
+        while block := os.read(terminal, 1 << 16):
+            shown += block
+    return shown
 
 
 def test_on_a_terminal_it_asks_first(hub: ModelHub) -> None:

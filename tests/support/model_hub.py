@@ -240,6 +240,7 @@ def use(hub: ModelHub, folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.delenv("HF_HUB_OFFLINE", raising=False)
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
     patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    patch.setenv("HF_TOKEN_PATH", str(folder / "token"))  # for processes that are started
     patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)  # else 10 MB
     patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
 

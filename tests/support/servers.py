@@ -201,7 +201,7 @@ def toy_chat_model(folder: Path, **settings: Any) -> Path:
     """A model file of 1 MB that loads in milliseconds. settings: of tiny_gguf.write."""
     facts = byte_level_facts("smollm")
     sizes = Sizes(2, 256, 4, 2, 64, 256, len(facts["tokens"]), 8192)
-    text = {"tokenizer": facts, "template": TEMPLATE}
+    text: dict[str, Any] = {"tokenizer": facts, "template": TEMPLATE}
     return tiny_model(folder / f"{NAME}.gguf", kind="Q8_0", sizes=sizes, **text, **settings)
 
 
