@@ -25,6 +25,7 @@ from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 READ_ONLY: Final = SpecConfig(("none",), max_draft=0)  # of a prompt that is read ahead
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
+_ids = count()  # of sequences: those of several models in one process, whose records go to one place, differ
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
@@ -101,7 +102,6 @@ class LLM:
             self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids, row_cost=row_cost
         )
         self._default_drafters = spec is None
-        self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
 
     @property
@@ -160,7 +160,7 @@ class LLM:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
         seq = Seq(
-            id=f"r{next(self._ids)}",
+            id=f"r{next(_ids)}",
             tokens=tokens,
             prompt_len=len(tokens),
             params=params,
@@ -204,7 +204,7 @@ class LLM:
         """A further choice of a prepared request that is not yet submitted: nothing is encoded again."""
         seq = replace(
             first.seq,
-            id=f"r{next(self._ids)}",
+            id=f"r{next(_ids)}",
             tokens=list(first.seq.tokens),
             params=replace(first.seq.params, choice=choice),
             cursor=None if first.seq.cursor is None else first.seq.cursor.clone(),

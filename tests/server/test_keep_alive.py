@@ -32,7 +32,7 @@ def slow_passes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def post(server: Running, path: str, keep_alive_s: float, **body: Any) -> httpx.Response:
     """To the same engine, through an application with another interval."""
-    app = App(server.app.engine, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
+    app = App(server.app.models, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app.asgi())

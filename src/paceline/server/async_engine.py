@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -87,6 +87,18 @@ class AsyncEngine:
         if self._saver is not None:
             self._saver.close(timeout)
 
+    def close(self, timeout: float) -> None:
+        """Stops, for good: the memory of the model is free once nobody holds this object."""
+        self.stop(timeout)
+        self.llm.target.flush(timeout)
+        for pool in (self._pool, self._large):
+            pool.shutdown(wait=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights and the cache in memory."""
+        return self.llm.target.bytes_held + (self.llm.engine.config.cache_mb << 20)
+
     async def in_thread(self, call: Callable[[], T], large: bool = False) -> T:
         """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on.
 
@@ -95,6 +107,11 @@ class AsyncEngine:
         """
         context, pool = contextvars.copy_context(), self._large if large else self._pool
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, call)
+
+    @property
+    def drafters(self) -> dict[str, str]:
+        """The loaded drafters, by each name that a request may give them."""
+        return {**self.llm.trained, **{name: name for name in self.llm.drafters}}
 
     @property
     def fingerprint(self) -> str:
@@ -256,11 +273,35 @@ class _Stop:
     pass
 
 
+class PassTurns:
+    """Passes of several models, one at a time, in the order they are asked for: each has all the cores.
+
+    Threads of two passes at once would take the cores from one another in the middle of their products.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked = self._ended = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            turn = self._asked
+            self._asked += 1
+            self._changed.wait_for(lambda: self._ended == turn)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ended += 1
+            self._changed.notify_all()
+
+
 class EngineThread:
     """Runs passes while there is work, and sleeps while there is none."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, turns: AbstractContextManager[None] | None = None) -> None:
+        """turns: held during each pass; None: no other model runs any."""
         self._engine = engine
+        self._turns = turns or nullcontext()
         self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
         self._delivers: dict[str, Deliver] = {}
         self._ended = False
@@ -312,7 +353,8 @@ class EngineThread:
                         return
                 continue
             try:
-                rounds = self._engine.step()
+                with self._turns:
+                    rounds = self._engine.step()
             except Exception as problem:
                 log_error(log, "a pass failed; the requests in it end", problem)
                 rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))

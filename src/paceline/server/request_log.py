@@ -11,9 +11,10 @@ from starlette.requests import Request
 
 from paceline.output import RequestOutput
 from paceline.server.admission import RequestContext
+from paceline.server.model_pool import ModelPool
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
-from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
+from paceline.server.telemetry.metrics import ServerMetrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
 from paceline.server.tool_prediction import PredictorFiles, ToolPredictions
 from paceline.text import content_text
@@ -46,12 +47,11 @@ UNRECORDED: Final = frozenset(
 
 
 class RequestLog:
-    """Records how requests ended. Everything but the metrics is optional."""
+    """Records how requests ended. Everything but the models, with their metrics, is optional."""
 
     def __init__(
         self,
-        model: str,
-        metrics: Metrics,
+        models: ModelPool,
         recorder: Recorder | None = None,
         spans: Spans = NO_SPANS,
         trainer: OnlineTrainer | None = None,
@@ -59,9 +59,9 @@ class RequestLog:
         predictor_files: PredictorFiles | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.metrics = metrics
+        self.metrics = ServerMetrics({model.name: model.metrics for model in models.models})
         self.predictions = ToolPredictions(predictor_files)
-        self._model = model
+        self._only_model = models.default.name if len(models.models) == 1 else ""
         self._recorder = recorder
         self._close_store = close_store  # of the recorder
         self._clock_ns = clock_ns
@@ -95,13 +95,16 @@ class RequestLog:
             code = error_code(error)
             self._record_refusal(request_id(http.scope), time.time(), code, http.url.path, client=client)
 
-    def _record_refusal(self, id: str, created: float, code: str, endpoint: str, **about: str) -> None:
+    def _record_refusal(
+        self, id: str, created: float, code: str, endpoint: str, model: str | None = None, **about: str
+    ) -> None:
+        """model: None: the request was refused before it was known."""
         if self._recorder is None:
             return
         self._refused_traces.refill(REFUSED_TRACES_PER_MINUTE, self._clock_ns())
         if self._refused_traces.wait(1) == 0:
             self._refused_traces.take(1)
-            stats = RequestStats(model=self._model, endpoint=endpoint)
+            stats = RequestStats(model=self._only_model if model is None else model, endpoint=endpoint)
             self._recorder.finished(RequestRecord.of(stats, id, created, finish=REFUSED, error=code, **about))
 
     def finished(self, context: RequestContext, error: BaseException | None = None) -> None:
@@ -113,7 +116,8 @@ class RequestLog:
         try:
             self._report(context, code, refusal)
         finally:
-            context.on_end()
+            for call in context.at_end:
+                call()
             if context.ticket is not None:
                 retryable = error is not None and refusal is not None and api_error(error).retryable
                 context.ticket.leave(_used_tokens(context.outputs), time.monotonic(), retryable)
@@ -127,6 +131,7 @@ class RequestLog:
                 context.created,
                 code or REFUSED,
                 context.endpoint,
+                context.model.name,
                 route=context.route.name,
                 tenant=context.tenant,
                 client=context.client,
@@ -135,8 +140,10 @@ class RequestLog:
         predicted = self._settle_tool_prediction(context)
         for output, stats in zip(context.outputs, ended, strict=True):
             if refusal is None:
-                self.metrics.finished(stats)
-                self.metrics.tool_calls(len(output.calls), output.undeclared_calls, output.rejected_calls)
+                context.model.metrics.finished(stats)
+                context.model.metrics.tool_calls(
+                    len(output.calls), output.undeclared_calls, output.rejected_calls
+                )
             self._record(context, output, stats, code, predicted if output.index == 0 else {})
             self._add_training_sample(context, output)
         if context.span.recording:
@@ -144,7 +151,8 @@ class RequestLog:
 
     def stats(self, context: RequestContext, output: RequestOutput) -> RequestStats:
         now = time.perf_counter() - context.arrived
-        return output.stats(now, model=self._model, route=context.route.name, endpoint=context.endpoint)
+        about = {"route": context.route.name, "endpoint": context.endpoint}
+        return output.stats(now, model=context.model.name, **about)
 
     def response_metrics(self, context: RequestContext) -> dict[str, Any]:
         """The response's `metrics`, where the request asks for them; null for several choices."""
@@ -222,7 +230,7 @@ class RequestLog:
         output = context.outputs[0] if context.outputs else None
         complete = output is not None and output.finish == "stop"
         outcome = prediction.settle(output.calls if output is not None and complete else None)
-        self.metrics.predicted_tool_calls(outcome)
+        context.model.metrics.predicted_tool_calls(outcome)
         return outcome
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from paceline.errors import ConstraintError, PacelineError, PromptTooLong, Setti
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import ADMITTED, AsyncEngine, GenerateParams, PreparedPrompt
+from paceline.server.model_pool import ModelPool
 from paceline.server.openai.protocol import ChatRequest, StreamOptions
 from paceline.server.openai.rounds import round_report
 from paceline.server.request_log import RequestLog
@@ -46,18 +48,22 @@ _RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/response
 class Serving:
     """The base of an endpoint that generates text."""
 
-    engine: AsyncEngine
+    models: ModelPool
     admission: Admission
     log: RequestLog
     max_body: int = MAX_BODY  # bytes
     max_parallel: int = MAX_PARALLEL  # outputs at once of a request with many prompts
     keep_alive_s: float = KEEP_ALIVE_S  # without an event before a stream gets a comment; 0: none
 
-    @property
-    def drafters(self) -> dict[str, str]:
-        """The loaded drafters, by each name that a request may give them."""
-        llm = self.engine.llm
-        return {**llm.trained, **{name: name for name in llm.drafters}}
+    async def load(self, http: Request, context: RequestContext) -> AsyncEngine:
+        """The engine of the request's model, which stays loaded until the end of the request is recorded."""
+        model = context.model
+        if (loaded := self.models.try_acquire(model)) is not None:
+            return context.hold(loaded, partial(self.models.release, model))
+        async with cancelled_by_disconnect(http):
+            loaded = await self.models.acquire(model, context.deadline)
+            context.hold(loaded, partial(self.models.release, model))
+        return loaded
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
@@ -101,12 +107,13 @@ class Serving:
         self, context: RequestContext, params: Sequence[GenerateParams]
     ) -> list[PreparedPrompt]:
         """Tokenizes all prompts, and charges the key for all that they may use, before any of them runs."""
-        prepared = [await self.engine.prepare(context, params[0])]
+        engine = context.engine
+        prepared = [await engine.prepare(context, params[0])]
         prediction = prepared[0].first.seq.prediction  # indexed once for all prompts
         for i, one in enumerate(params[1:], 1):
             one = replace(one, prediction=prediction)
-            prepared.append(await self.engine.prepare(context, one, i * one.n))
-        context.charge(sum(map(self.engine.max_usage, prepared)))
+            prepared.append(await engine.prepare(context, one, i * one.n))
+        context.charge(sum(map(engine.max_usage, prepared)))
         return prepared
 
     async def run(self, http: Request, context: RequestContext, params: Sequence[GenerateParams]) -> None:
@@ -130,7 +137,7 @@ class Serving:
         return usage(context.outputs)
 
     async def _run_one(self, context: RequestContext, prepared: PreparedPrompt) -> None:
-        async with aclosing(self.engine.generate(context, prepared)) as deltas:
+        async with aclosing(context.engine.generate(context, prepared)) as deltas:
             async for _ in deltas:
                 pass
 
@@ -180,7 +187,7 @@ class ChunkServing(Serving):
         begun: set[int] = set()
         with self.recorded(context):
             prepared = await self.prepare(context, params)
-            streams = [self.engine.generate(context, one) for one in prepared]
+            streams = [context.engine.generate(context, one) for one in prepared]
             async with aclosing(merged(streams, max(1, self.max_parallel // params[0].n))) as deltas:
                 async for output, delta in deltas:
                     if output.index not in begun:
@@ -188,7 +195,8 @@ class ChunkServing(Serving):
                         unused = {"usage": None} if options.include_usage else {}
                         yield event(self.first_chunk(context, output) | unused)
                     if options.include_rounds and delta.tokens:
-                        report = {"choices": [], "round": round_report(self.engine.llm.tokenizer, output)}
+                        tokenizer = context.engine.llm.tokenizer
+                        report = {"choices": [], "round": round_report(tokenizer, output)}
                         yield event(self.head(context) | report | usage_so_far(options, context.outputs))
                     for chunk in self.chunks(context, output, delta):
                         yield event(chunk | usage_so_far(options, context.outputs))
