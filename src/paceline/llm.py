@@ -14,11 +14,13 @@ from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
+from paceline.engine.pooling import Pooler
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
 from paceline.errors import ConstraintError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key
+from paceline.target.weights.pooling import read_pooling
 from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
@@ -85,6 +87,7 @@ class LLM:
             config=config,
         )
         self.name = model
+        self.pooling = read_pooling(hub.resolve(model))
         self.tokenizer, self.target, self.cost = loaded.tokenizer, loaded.target, loaded.cost
         if config.max_model_len:
             _limit_context(self.target, config.max_model_len)
@@ -179,6 +182,39 @@ class LLM:
         request = self.prepare(prompt, params, spec=READ_ONLY, tenant=tenant, remember=remember)
         request.seq.prefill = True
         return request
+
+    def encode_embedded(self, text: str | Sequence[int]) -> EncodedPrompt:
+        """The tokens of a text to be embedded, or these. May be called from any thread."""
+        if isinstance(text, str):
+            tokens = self.tokenizer.encode_whole(self._within_context(text))
+        else:
+            tokens = list(text)
+        if not tokens:
+            raise SettingError("input", text, "at least one token of text")
+        if len(tokens) >= (limit := self.target.max_context):
+            raise PromptTooLong.of(str(len(tokens)), limit, self.engine.config.max_model_len > 0)
+        return EncodedPrompt(tokens, "")
+
+    def prepare_embedding(
+        self, text: EncodedPrompt, *, tenant: str = "", remember: bool = True
+    ) -> RequestOutput:
+        """A request that ends once its text is read; `embedding` then has its vector.
+
+        Where all hidden states are pooled, none may come from the prefix cache: the text is read as that of
+        a tenant of its own, whose rows are to be dropped at the end (`forget_embedded`).
+        """
+        request = self.prepare_prefill(text, SamplingParams(), tenant=tenant, remember=remember)
+        pooler = Pooler(self.pooling, self.target.layers - 1, self.target.final_norm)
+        request.seq.reader = pooler
+        if pooler.needs_all_rows:
+            request.seq.tenant, request.seq.remember = f"\0embedding {request.seq.id}", False
+        return request
+
+    def forget_embedded(self, request: RequestOutput) -> None:
+        """Between two passes, after the end of such a request: drops rows that nobody else can use."""
+        reader = request.seq.reader
+        if isinstance(reader, Pooler) and reader.needs_all_rows:
+            self.target.forget(request.seq.tenant)
 
     def _parser(self, output: OutputSpec, prompt_end: str) -> OutputParser:
         parse, format = output.parser(prompt_end), self.tokenizer.tool_format
@@ -318,6 +354,26 @@ class LLM:
         self._inbox[request.seq.id] = deque()
         return Stream(self, request).read()
 
+    def embed(
+        self, texts: str | Sequence[str] | Sequence[Sequence[int]], *, tenant: str = ""
+    ) -> list[list[float]]:
+        """The embedding of each text, or of its tokens: a vector of length 1.
+
+        Hidden states after the final norm, pooled as the model's files say (`pooling`): their mean, or the
+        state of the last or the first token.
+        """
+        requests = [
+            self.prepare_embedding(self.encode_embedded(text), tenant=tenant)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+        for request in requests:
+            self.engine.submit(request.seq)
+            self._inbox[request.seq.id] = deque()
+        for request in requests:
+            Stream(self, request).read()
+            self.forget_embedded(request)
+        return [embedding(request) for request in requests]
+
     def batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
     ) -> list[Result]:
@@ -400,6 +456,12 @@ class LLM:
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
+
+
+def embedding(request: RequestOutput) -> list[float]:
+    """Of a request of `LLM.prepare_embedding` that has ended."""
+    assert isinstance(request.seq.reader, Pooler)
+    return request.seq.reader.vector().tolist()
 
 
 def _limit_context(target: Target, tokens: int) -> None:

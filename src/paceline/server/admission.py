@@ -12,7 +12,7 @@ from paceline.errors import PromptTooLong, ShuttingDown
 from paceline.output import RequestOutput
 from paceline.server.model_pool import ModelPool, ServedModel
 from paceline.server.online.online_trainer import OnlineTrainer
-from paceline.server.openai.protocol import GenerationRequest
+from paceline.server.openai.protocol import AdmittedRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
 from paceline.server.telemetry.route_accounting import Prediction
@@ -43,7 +43,7 @@ class RequestContext:
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
     body: Mapping[str, Any]  # as sent
-    request: GenerationRequest
+    request: AdmittedRequest
     span: RequestSpan
     ticket: Ticket | None
     large: bool = False  # its body is
@@ -132,7 +132,7 @@ class Admission:
         self,
         http: Request,
         body: Mapping[str, Any],
-        request: GenerationRequest,
+        request: AdmittedRequest,
         id_prefix: str,
         id_bytes: int = 12,
     ) -> RequestContext:

@@ -21,6 +21,7 @@ from paceline.server.heap import HeapTrimmer
 from paceline.server.model_pool import ModelPool
 from paceline.server.openai.chat import ChatServing
 from paceline.server.openai.completions import CompletionServing
+from paceline.server.openai.embeddings import EmbeddingServing
 from paceline.server.openai.models import ModelServing
 from paceline.server.openai.openapi import document
 from paceline.server.openai.prefill import PrefillServing
@@ -66,6 +67,7 @@ class App:
         self.completions = CompletionServing(*parts)
         self.responses = ResponsesServing(*parts)
         self.prefill = PrefillServing(*parts)
+        self.embeddings = EmbeddingServing(*parts)
         self.model_list = ModelServing(*parts)
         self.about = AboutServing(*parts)
         self.live = LiveServing(admission, log, store)
@@ -87,6 +89,7 @@ class App:
             ("/v1/completions", self.completions.create, "POST"),
             ("/v1/responses", self.responses.create, "POST"),
             ("/v1/prefill", self.prefill.create, "POST"),
+            ("/v1/embeddings", self.embeddings.create, "POST"),
             ("/v1/models", self.model_list.all, "GET"),
             ("/v1/models/{name:path}", self.model_list.model, "GET"),
             ("/v1/routes", self.model_list.routes, "GET"),

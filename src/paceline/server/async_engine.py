@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from paceline import __version__
 from paceline.config import SamplingParams, SpecConfig
@@ -53,6 +53,7 @@ class GenerateParams:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     prefill: bool = False  # the prompt is read into the cache, and nothing is generated
+    embedded: bool = False  # the prompt is read, and its hidden states are pooled to a vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,12 @@ class AsyncEngine:
             for output in outputs:
                 if output.finish is None:
                     self.thread.cancel(output.seq.id)
+                if output.seq.reader is not None:
+                    self.thread.between_passes(partial(self.llm.forget_embedded, output))
 
     def _encode(self, params: GenerateParams) -> EncodedPrompt:
+        if params.embedded:
+            return self.llm.encode_embedded(cast(str | Sequence[int], params.prompt))
         return self.llm.encode(
             params.prompt,
             params.output,
@@ -188,7 +193,9 @@ class AsyncEngine:
         self, context: RequestContext, prompt: EncodedPrompt, params: GenerateParams, first_index: int
     ) -> PreparedPrompt:
         whose: Any = {"tenant": context.tenant, "remember": context.remember}
-        if params.prefill:
+        if params.embedded:
+            first = self.llm.prepare_embedding(prompt, **whose)
+        elif params.prefill:
             first = self.llm.prepare_prefill(prompt, params.params, **whose)
         else:
             first = self.llm.prepare(

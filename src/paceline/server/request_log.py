@@ -156,7 +156,7 @@ class RequestLog:
 
     def response_metrics(self, context: RequestContext) -> dict[str, Any]:
         """The response's `metrics`, where the request asks for them; null for several choices."""
-        level = context.request.metrics
+        level = context.request.report
         if not level:
             return {}
         if len(context.outputs) != 1:
@@ -183,7 +183,7 @@ class RequestLog:
             stats,
             id=context.id if output.index == 0 else f"{context.id}-{output.index}",
             created=context.created,
-            tenant=seq.tenant,
+            tenant=context.tenant,
             client=context.client,
             conversation=context.conversation,
             drafters=seq.spec.drafters,

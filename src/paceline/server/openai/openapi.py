@@ -7,7 +7,13 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from paceline import __version__
-from paceline.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.server.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from paceline.server.openai.responses_protocol import ResponsesRequest
 
 Schema = dict[str, Any]
@@ -88,6 +94,7 @@ _OPERATIONS: Final = (
         CompletionRequest,
         problems=_GENERATES,
     ),
+    Operation("/v1/embeddings", "Texts to vectors", "Embeddings", EmbeddingRequest, problems=_GENERATES),
     Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
     Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
     Operation("/v1/routes", "What each route does now, and why", "RouteList", problems=(*_ANY, 401)),
@@ -257,6 +264,18 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Prefill": _object(**_HEAD, object={"const": "prefill"}, usage=_USAGE),
+    "Embeddings": _object(
+        object={"const": "list"},
+        model=_STRING,
+        data=_list(
+            _object(
+                object={"const": "embedding"},
+                index=_COUNT,
+                embedding={"anyOf": [_list({"type": "number"}), _STRING]},
+            )
+        ),
+        usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+    ),
     "Model": _object(
         id=_STRING,
         object={"const": "model"},

@@ -15,7 +15,7 @@ from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import ADMITTED, AsyncEngine, GenerateParams, PreparedPrompt
 from paceline.server.model_pool import ModelPool
-from paceline.server.openai.protocol import ChatRequest, StreamOptions
+from paceline.server.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from paceline.server.openai.rounds import round_report
 from paceline.server.request_log import RequestLog
 from paceline.server.tool_prediction import PredictionRequest, ToolPrediction, predicted_field
@@ -84,7 +84,7 @@ class Serving:
         if limit is not None and params.params.max_tokens > limit:
             fewest = min(params.params.min_tokens, limit)
             params = replace(params, params=replace(params.params, max_tokens=limit, min_tokens=fewest))
-        context.span.set_request(params.params, params.n, bool(context.request.stream))
+        context.span.set_request(params.params, params.n, context.request.streams)
         return params
 
     async def predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> None:
@@ -131,7 +131,7 @@ class Serving:
     ) -> dict[str, Any]:
         """Reads the prompts into the prefix cache, behind all requests that generate; returns the usage."""
         with self.recorded(context):
-            if context.request.stream:
+            if context.request.streams:
                 raise ApiError(400, "a prefill has no text to stream: leave stream out", param="stream")
         await self.run(http, context, [replace(one, prefill=True, n=1, prediction="") for one in params])
         return usage(context.outputs)
@@ -183,6 +183,7 @@ class ChunkServing(Serving):
         self, context: RequestContext, params: Sequence[GenerateParams]
     ) -> AsyncGenerator[bytes, None]:
         """The chunks of each round as they come, whatever its prompt; the usage if requested; DONE."""
+        assert isinstance(context.request, GenerationRequest)
         options = context.request.stream_options or StreamOptions()
         begun: set[int] = set()
         with self.recorded(context):
@@ -260,7 +261,8 @@ def request_error(error: PacelineError, body: Mapping[str, Any]) -> ApiError:
     if isinstance(error, ConstraintError):
         return api_error(ConstraintError(error.reason, _constraint_param(error.param, body)))
     if isinstance(error, SettingError):
-        return api_error(error.renamed(_RENAMED.get(error.setting, error.setting)))
+        renamed = {**_RENAMED, "prompt": _prompt_param(body) or "prompt"}
+        return api_error(error.renamed(renamed.get(error.setting, error.setting)))
     about_prompt = isinstance(error, TextError | PromptTooLong)
     return api_error(error, _prompt_param(body) if about_prompt else None)
 

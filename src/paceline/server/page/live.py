@@ -114,7 +114,7 @@ def _in_flight(context: RequestContext) -> Figures:
         "model": context.model.name,
         "route": context.route.name,
         "client": context.client,
-        "stream": bool(context.request.stream),
+        "stream": context.request.streams,
         "seconds": time.perf_counter() - context.arrived,
         "choices": len(outputs),
         "state": "loading" if context.loaded is None else "preparing",
