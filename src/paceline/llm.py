@@ -45,7 +45,7 @@ class LLM:
     model: a name in the catalogue, a folder or a GGUF file.
     spec: None: the drafters grammar, suffix and ngram, then those below. `self` and `quantized` are loaded
     only if it names them.
-    drafters: your own, as objects.
+    drafters: your own, as objects or as import paths (`mymodule:Echo`). The spec may have such paths too.
     trained: heads that `paceline train` made for this model, by name or folder, one or several. None: without
     a spec and on a GPU, a head in the package that fits the model.
     draft_model: a smaller model, as the drafter `model`.
@@ -66,7 +66,7 @@ class LLM:
         *,
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
-        drafters: Sequence[Drafter] = (),
+        drafters: Sequence[Drafter | str] = (),
         trained: Name | Sequence[Name] | None = None,
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,

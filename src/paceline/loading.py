@@ -18,12 +18,21 @@ import torch
 from paceline import hub
 from paceline.atomic import rename
 from paceline.config import EngineConfig, SpecConfig, require
-from paceline.drafters import TARGET_DRAFTERS, model_free
+from paceline.drafters import DRAFTERS, TARGET_DRAFTERS, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.drafters.heads import BlockDrafter, drafter_of
-from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError, unknown_name
+from paceline.drafters.imported import import_drafter, is_import_path
+from paceline.errors import (
+    DrafterMismatch,
+    ModelError,
+    PacelineError,
+    UnknownModel,
+    UsageError,
+    short,
+    unknown_name,
+)
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import (
@@ -84,7 +93,7 @@ def load_model(
     *,
     draft_model: str | None = None,
     draft_vocab: DraftVocab = "auto",
-    drafters: Sequence[Drafter] = (),
+    drafters: Sequence[Drafter | str] = (),
     trained: Name | Sequence[Name] | None = None,
     spec: SpecConfig | None = None,
     config: EngineConfig,
@@ -93,7 +102,11 @@ def load_model(
     require(
         lambda vocab: vocab in DRAFT_VOCABS, "draft_vocab", draft_vocab, f"one of {', '.join(DRAFT_VOCABS)}"
     )
-    custom = _custom(drafters)
+    imported = import_drafters((*(one for one in drafters if isinstance(one, str)), *_paths(spec)))
+    custom = _custom([*(one for one in drafters if not isinstance(one, str)), *imported.values()])
+    if spec is not None:
+        names = {path: drafter.name for path, drafter in imported.items()}
+        spec = replace(spec, drafters=tuple(names.get(name, name) for name in spec.drafters))
     if trained is None and spec is None:
         heads = [head for head in find_heads(default_heads(path, config)) if head.kind not in custom]
     else:
@@ -167,6 +180,21 @@ def _custom(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
     return {drafter.name: drafter for drafter in drafters}
 
 
+def import_drafters(paths: Iterable[str]) -> dict[str, Drafter]:
+    """A new drafter for each import path; each has a name of its own."""
+    made = {path: import_drafter(path) for path in dict.fromkeys(paths)}
+    taken = dict.fromkeys(DRAFTERS, "a drafter of the package")
+    for path, drafter in made.items():
+        if drafter.name in taken:
+            raise UsageError(f"{path} is called {drafter.name!r}, as {taken[drafter.name]} is: rename it")
+        taken[drafter.name] = path
+    return made
+
+
+def _paths(spec: SpecConfig | None) -> list[str]:
+    return [] if spec is None else [name for name in spec.drafters if is_import_path(name)]
+
+
 def _check_kinds(heads: Sequence[TrainedHead], drafters: Mapping[str, Drafter]) -> None:
     for head in heads:
         if head.kind in drafters:
@@ -186,6 +214,11 @@ def check_drafters(spec: SpecConfig, loaded: Iterable[str], loadable: Iterable[s
 
 def not_loaded(name: str, loaded: Iterable[str]) -> str:
     """Tells a drafter that is not loaded from one that does not exist."""
+    if is_import_path(name):
+        return (
+            f"{short(name)} is an import path, which only those who load the model may give: "
+            f"name a drafter that is loaded: {', '.join(sorted(loaded))}"
+        )
     if name in _LOADED_BY:
         return (
             f"the drafter {name!r} is known but not loaded: load the model with {_LOADED_BY[name]}. "

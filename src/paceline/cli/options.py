@@ -115,7 +115,10 @@ class DrafterOptions:
     ] = None
     drafters: Annotated[
         str,
-        typer.Option(help="Names from `paceline drafters`, in order; auto: the default list; none: plain."),
+        typer.Option(
+            help="Names from `paceline drafters`, or module:Class of your own, in order; auto: the default "
+            "list; none: plain."
+        ),
     ] = "auto"
 
     @property

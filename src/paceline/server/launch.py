@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,9 +15,10 @@ from starlette.types import ASGIApp
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters import DRAFTERS
+from paceline.drafters.imported import is_import_path
 from paceline.errors import UsageError
 from paceline.llm import LLM
-from paceline.loading import copy_to_store, draft_model_path, weight_bytes
+from paceline.loading import copy_to_store, draft_model_path, import_drafters, weight_bytes
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread, PassTurns
@@ -27,7 +28,7 @@ from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
-from paceline.server.routes import RouteError, RouteFile
+from paceline.server.routes import RouteError, RouteFile, import_paths
 from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
@@ -178,15 +179,16 @@ def default_name(model: str) -> str:
 
 def build(settings: ServerSettings) -> App:
     """Loads the first model, and everything around all of them."""
+    imported = _imported(settings)
     if settings.routes:
-        _check_routes(settings.routes)
+        _check_routes(settings.routes, imported)
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
-    loader = _ModelLoader(settings, keys)
+    loader = _ModelLoader(settings, keys, imported)
     models = ModelPool(
         [loader.served(one) for one in settings.models], loader.load, _limits(settings), loader.size
     )
     llm, thread = models.load_default()
-    routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
+    routes = RouteFile(settings.routes, tuple(llm.drafters), imported) if settings.routes else None
     trainer, spans = _trainer(settings, llm, thread, models.default.metrics), spans_from_environment()
     local = is_loopback(settings.host) and not settings.allowed_hosts  # else it may be behind a proxy
     terms = (settings.remember, trainer, settings.single_user, local)
@@ -213,8 +215,9 @@ def build(settings: ServerSettings) -> App:
 class _ModelLoader:
     """Loads the models of a server, each with what is around its engine."""
 
-    def __init__(self, settings: ServerSettings, keys: ApiKeys | None) -> None:
-        self._settings, self._keys = settings, keys
+    def __init__(self, settings: ServerSettings, keys: ApiKeys | None, imported: Mapping[str, str]) -> None:
+        """imported: names of drafters by import path; every model gets its own of each."""
+        self._settings, self._keys, self._imported = settings, keys, imported
         self._by_name = {one.names[0]: one for one in settings.models}
         self._warm_prompts = _warm_prompts(settings.routes) if settings.routes else []
         self._turns = PassTurns() if len(settings.models) > 1 else None
@@ -240,11 +243,18 @@ class _ModelLoader:
     def size(self, model: ServedModel) -> int:
         return _memory_bytes(self._by_name[model.name])
 
+    def _default_drafters(self, llm: LLM, settings: ModelSettings) -> tuple[str, ...]:
+        """Without those that are imported for other models or for routes only."""
+        own = {self._imported[name] for name in settings.drafters or () if name in self._imported}
+        others = set(self._imported.values()) - own - set(settings.drafters or ())
+        return tuple(name for name in llm.spec.drafters if name not in others)
+
     def load(self, model: ServedModel) -> AsyncEngine:
         server, settings = self._settings, self._by_name[model.name]
         llm = LLM(
             settings.model,
             draft_model=settings.draft_model,
+            drafters=tuple(self._imported),
             trained=settings.trained,
             chat_template=settings.chat_template,
             tool_format=settings.tool_format,
@@ -252,7 +262,9 @@ class _ModelLoader:
             config=settings.engine,
         )
         llm.name = model.name
-        llm.spec = replace(llm.spec, max_draft=settings.max_draft)
+        llm.spec = replace(
+            llm.spec, max_draft=settings.max_draft, drafters=self._default_drafters(llm, settings)
+        )
         llm.constraints.load()
         thread, saver = EngineThread(llm.engine, self._turns), None
         if server.save_estimates:
@@ -290,10 +302,18 @@ def _warm_prompts(file: str) -> list[WarmPrompt]:
     return route_prompts(load_routes(file).routes, Path(file).parent)
 
 
-def _check_routes(file: str) -> None:
+def _imported(settings: ServerSettings) -> dict[str, str]:
+    """Names of drafters by import path, of models and routes: a wrong one shows before weights are read."""
+    named = [name for model in settings.models for name in model.drafters or ()]
+    paths = [name for name in named if is_import_path(name)]
+    paths += import_paths(settings.routes) if settings.routes else []
+    return {path: drafter.name for path, drafter in import_drafters(paths).items()}
+
+
+def _check_routes(file: str, imported: Mapping[str, str]) -> None:
     """As `paceline routes check`: a broken file shows before the weights are read."""
     try:
-        load_routes(file, DRAFTERS)
+        load_routes(file, {*DRAFTERS, *imported.values()}, imported)
     except RouteError as error:
         name = Path(file).name
         named = (problem if name in problem else f"{name}: {problem}" for problem in error.problems)
