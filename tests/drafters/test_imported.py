@@ -49,7 +49,8 @@ class Garbage(Drafter):
     def draft(self, asks):
         return self.random.choice([
             None, 7, [None], ["abc"], [Draft(("a", "b"))], [Draft((1.5,))], [Draft((1, 2), (1, 0))],
-            [Draft((1, 2), (5, 7))], [Draft((1, 2), ())], [Draft((1, 2), sources=("x",))], [Draft((-5, 1 << 40))],
+            [Draft((1, 2), (5, 7))], [Draft((1, 2), ())], [Draft((1, 2), sources=("x",))],
+            [Draft((-5, 1 << 40))],
             [Draft((1, 2), scores=(float("nan"), 9.0))], [Draft((1, 2), scores=(1.0,))], [Draft()] * 9, [],
             [Draft((1, 2), q="q")], [Draft((1, 2), q=torch.ones(1, 3))], [Draft(tuple(range(500)))],
         ])

@@ -97,7 +97,7 @@ def test_it_counts_in_metrics_traces_and_the_access_log(
     caplog.set_level(logging.INFO, "paceline.access")
     with toy_running(tmp_path, store=f"sqlite:///{tmp_path}/traces.db") as server:
         used = post(server, input=TEXTS, user="anna").json()["usage"]["prompt_tokens"]
-        found = samples(server.app.log.metrics)  # type: ignore[arg-type]
+        found = samples(server.app.log.metrics)
         assert found["vllm:prompt_tokens_total", frozenset({("model_name", NAME)})] == used
         recorder: Any = server.app.log._recorder
         assert until(lambda: recorder.saved == 2, 60)

@@ -57,6 +57,10 @@ class ListenOptions:
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; further ones get a 429.")] = 256
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0
+    lenient: Annotated[
+        bool,
+        typer.Option("--lenient", help="Ignore unknown parameters of requests, instead of refusing them."),
+    ] = False
     keep_alive: Annotated[
         float, typer.Option(min=0, help="Seconds of silence before a stream gets a comment; 0: none.")
     ] = 5.0
@@ -236,6 +240,7 @@ def serve(
         ),
         log_level=connection.log_level,
         drain_s=listen.drain,
+        lenient=listen.lenient,
         keep_alive_s=listen.keep_alive,
         max_message=MAX_OPEN_BYTES if split else 0,
     )

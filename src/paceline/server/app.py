@@ -35,12 +35,13 @@ from paceline.server.page.traces import TraceServing
 from paceline.server.request_log import RequestLog
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
-from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies
+from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies, lenient, shown_name
 from paceline.web.request_id import RequestIds
 
 if TYPE_CHECKING:  # a server without traces starts without a database
     from paceline.trace.store import Store
 
+IGNORED_HEADER: Final = "x-ignored-parameters"
 MAX_BODIES: Final = 32  # of the largest size, in memory at once
 CLOSING_S: Final = 5.0  # for the engine's thread, and for records that are not written yet
 
@@ -59,9 +60,12 @@ class App:
         body_timeout_s: float = BODY_TIMEOUT_S,
         store: "Store | None" = None,
         advice: str | None = None,
+        lenient: bool = False,
     ) -> None:
+        """lenient: unknown parameters of requests are ignored."""
         self.models, self.admission, self.log = models, admission, log
         self._body_timeout_s, self._max_bodies = body_timeout_s, MAX_BODIES * max_body
+        self._lenient = lenient
         parts = (models, admission, log, max_body, max_parallel, keep_alive_s)
         self.chat = ChatServing(*parts)
         self.completions = CompletionServing(*parts)
@@ -150,7 +154,7 @@ class App:
             try:
                 http.state.key = self.admission.authenticate(http.headers)
                 http.state.ticket = self.admission.enter(http.state.key) if limited else None
-                return await handler(http)
+                return await (self._ignoring(handler, http) if self._lenient else handler(http))
             except Exception as error:
                 http.state.error = error
                 retryable = api_error(error).retryable
@@ -162,6 +166,18 @@ class App:
                     http.state.ticket.leave(http.state.used_tokens, time.monotonic(), retryable)
 
         return handle
+
+    async def _ignoring(self, handler: Handler, http: Request) -> Response:
+        """Ignores unknown parameters; a header, the metrics and the log say which."""
+        with lenient() as ignored:
+            try:
+                response = await handler(http)
+            finally:
+                for name in (named := dict.fromkeys(map(shown_name, ignored))):
+                    self.log.ignored_parameter(name)
+        if named:
+            response.headers[IGNORED_HEADER] = ", ".join(named)
+        return response
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

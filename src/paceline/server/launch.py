@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store, draft_model_path, import_drafters, weight_bytes
 from paceline.server.admission import Admission
-from paceline.server.app import App
+from paceline.server.app import IGNORED_HEADER, App
 from paceline.server.async_engine import AsyncEngine, EngineThread, PassTurns
 from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
@@ -104,6 +104,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()  # names this server is reached by, besides localhost and addresses
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "info"
+    lenient: bool = False  # unknown parameters of requests are ignored, not refused
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the server stops
     max_message: int = 0  # bytes of a WebSocket's message, for endpoints that `extend` adds; 0: none
@@ -209,6 +210,7 @@ def build(settings: ServerSettings) -> App:
         settings.connections.body_timeout_s,
         store,
         settings.advice,
+        settings.lenient,
     )
 
 
@@ -355,7 +357,7 @@ def asgi(app: App, settings: ServerSettings) -> ASGIApp:
                 allow_origins=[normal_origin(origin) for origin in settings.allowed_origins],
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID, "retry-after"],
+                expose_headers=[REQUEST_ID, "retry-after", IGNORED_HEADER],
             )
         )
     return application

@@ -3,6 +3,7 @@
 `speculative_metrics` and `request_timings` are the `metrics` object of a response, in vLLM's shape.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +15,7 @@ from paceline.server.admission import RequestContext
 from paceline.server.model_pool import ModelPool
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
-from paceline.server.telemetry.metrics import ServerMetrics, draft_share, target_share
+from paceline.server.telemetry.metrics import MAX_IGNORED, ServerMetrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
 from paceline.server.tool_prediction import PredictorFiles, ToolPredictions
 from paceline.text import content_text
@@ -25,6 +26,8 @@ from paceline.types import Round
 from paceline.web.api_errors import CANCELLED, UNAUTHORIZED, api_error, error_code
 from paceline.web.rate_limit import MINUTE, TokenBucket
 from paceline.web.request_id import request_id
+
+log = logging.getLogger("paceline.server")
 
 REFUSED: Final = "refused"  # the `finish` of a request that was not admitted
 REFUSED_TRACES_PER_MINUTE: Final = 60  # further ones are only counted: nobody can crowd out other traces
@@ -68,6 +71,7 @@ class RequestLog:
         self._refused_traces = TokenBucket(
             REFUSED_TRACES_PER_MINUTE, REFUSED_TRACES_PER_MINUTE * MINUTE, clock_ns()
         )
+        self._ignored: set[str] = set()  # parameters that the log has
         self._spans = spans
         self.trainer = trainer
 
@@ -94,6 +98,13 @@ class RequestLog:
             client = "" if key is None else key.name
             code = error_code(error)
             self._record_refusal(request_id(http.scope), time.time(), code, http.url.path, client=client)
+
+    def ignored_parameter(self, name: str) -> None:
+        """A lenient server ignored an unknown parameter of a request: the log has each name once."""
+        self.metrics.ignored_parameter(name)
+        if name not in self._ignored and len(self._ignored) < MAX_IGNORED:
+            self._ignored.add(name)
+            log.warning("the parameter %s is unknown, and ignored", name)
 
     def _record_refusal(
         self, id: str, created: float, code: str, endpoint: str, model: str | None = None, **about: str
