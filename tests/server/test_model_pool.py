@@ -460,3 +460,21 @@ def test_a_load_that_fails_is_tried_again_by_the_next_request() -> None:
         assert isinstance(await pool.acquire(pool.find("b")), Engine)
 
     asyncio.run(story())
+
+
+def test_real_weights_and_a_tiny_model_take_turns(smollm2_path: Path, tmp_path: Path) -> None:
+    """The same text plain and speculative, alone and after the other model."""
+    tiny = toy_model(tmp_path / "tiny.gguf", 0)
+    engine = EngineConfig("cpu", cache_mb=64, max_waiting=8)
+    further = (ModelSettings(str(tiny), ("tiny",), engine=engine),)
+    sampling: dict[str, Any] = {"temperature": 0.7, "seed": 11, "max_tokens": 24}
+    settings: dict[str, Any] = {"further_models": further, "max_loaded": 1, "served_model_name": ("real",)}
+    with running(str(smollm2_path), engine, **settings) as server:
+        plain = {}
+        for model in ("real", "tiny"):
+            answer = written(server, model, speculative_config={"disabled": True}, **sampling)
+            plain[model] = answer["choices"][0]["text"]
+        for model in ("real", "tiny", "real"):
+            answer = written(server, model, metrics=True, **sampling)
+            assert answer["choices"][0]["text"] == plain[model]
+            assert states(server)[model] == "loaded"

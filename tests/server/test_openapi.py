@@ -53,7 +53,7 @@ def server(toy_server: Running) -> Running:
     return toy_server
 
 
-DESCRIBED = schemathesis.openapi.from_dict(document(NAME))
+DESCRIBED = schemathesis.openapi.from_dict(document([NAME]))
 
 
 @DESCRIBED.parametrize()
