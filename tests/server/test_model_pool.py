@@ -314,6 +314,10 @@ class Engine:
         self.llm = self.target = self
         self.max_context = 8
 
+    @property
+    def thread(self) -> "Engine":
+        return self
+
     def start(self) -> None:
         self.events.append("start")
 

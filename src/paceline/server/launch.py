@@ -384,11 +384,7 @@ def uvicorn_config(app: App, settings: ServerSettings, port: int | None = None) 
 def draining_server(
     config: uvicorn.Config, app: App, settings: ServerSettings, greeting: str
 ) -> DrainingServer:
-    def stop() -> None:
-        for _, engine in app.models.loaded:
-            engine.thread.stop(0.0)
-
-    return DrainingServer(config, app.drain, stop, settings.drain_s, greeting)
+    return DrainingServer(config, app.drain, app.models.end_requests, settings.drain_s, greeting)
 
 
 def run(settings: ServerSettings, extend: Callable[[App], object] | None = None) -> None:

@@ -151,12 +151,18 @@ class ModelPool:
         for _, engine in self.loaded:
             engine.start()
 
-    async def stop(self, timeout: float) -> None:
-        """Requests that still run, or wait for a model, end with an error."""
+    def end_requests(self) -> None:
+        """Those that still run, or wait for a model, end with an error."""
         self._closed = True
         for model in self.models:
             _refuse(model, ShuttingDown)
         self._idle.set()
+        for _, engine in self.loaded:
+            engine.thread.stop(0.0)
+
+    async def stop(self, timeout: float) -> None:
+        """As `end_requests`, and waits for the threads."""
+        self.end_requests()
         for _, engine in self.loaded:
             try:
                 await asyncio.to_thread(engine.stop, timeout)
@@ -231,6 +237,8 @@ class ModelPool:
             if model.engine is None:
                 started, model.state = self._clock(), "loading"
                 engine = await _in_thread(partial(self._load, model), f"paceline-load-{model.name}")
+                if self._closed:
+                    return
                 engine.start()
                 self._loaded(model, engine)
                 model.metrics.model_load("loaded")
