@@ -27,6 +27,7 @@ ANSWERS = {
         "C-3311 is waiting for payment.",
         "There is no order D-0001.",
     ],
+    "own_drafter.py": ["tokens of the drafter's"],
 }
 
 

@@ -35,7 +35,7 @@ class AsyncLLM:
         if isinstance(model, LLM) and settings:
             raise UsageError(f"{', '.join(settings)}: settings belong to the LLM that is given")
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
-        self._thread = EngineThread(self.llm.engine, _closed)
+        self._thread = EngineThread(self.llm.engine, closed=_closed)
         self._thread.start()
         weakref.finalize(self, self._thread.stop, 0)
 

@@ -25,11 +25,13 @@ from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
+from paceline.engine.pooling import Pooler
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key
+from paceline.target.weights.pooling import read_pooling
 from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
 from paceline.tool_loop import MAX_TURNS, Run, ToolChoice, Turns, tool_loop
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
@@ -38,6 +40,7 @@ MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token 
 READ_ONLY: Final = SpecConfig(("none",), max_draft=0)  # of a prompt that is read ahead
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 P = ParamSpec("P")
+_ids = count()  # of sequences: those of several models in one process, whose records go to one place, differ
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
@@ -79,7 +82,7 @@ class LLM:
     model: a name in the catalogue, a folder or a GGUF file.
     spec: None: the drafters grammar, suffix and ngram, then those below. `self` and `quantized` are loaded
     only if it names them.
-    drafters: your own, as objects.
+    drafters: your own, as objects or as import paths (`mymodule:Echo`). The spec may have such paths too.
     trained: heads that `paceline train` made for this model, by name or folder, one or several. None: without
     a spec and on a GPU, a head in the package that fits the model.
     draft_model: a smaller model, as the drafter `model`.
@@ -100,7 +103,7 @@ class LLM:
         *,
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
-        drafters: Sequence[Drafter] = (),
+        drafters: Sequence[Drafter | str] = (),
         trained: Name | Sequence[Name] | None = None,
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
@@ -121,6 +124,7 @@ class LLM:
             config=config,
         )
         self.name = model
+        self.pooling = read_pooling(hub.resolve(model))
         self.tokenizer, self.target, self.cost = loaded.tokenizer, loaded.target, loaded.cost
         if config.max_model_len:
             _limit_context(self.target, config.max_model_len)
@@ -139,7 +143,6 @@ class LLM:
             self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids, row_cost=row_cost
         )
         self._default_drafters = spec is None
-        self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
 
     @property
@@ -198,7 +201,7 @@ class LLM:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
         seq = Seq(
-            id=f"r{next(self._ids)}",
+            id=f"r{next(_ids)}",
             tokens=tokens,
             prompt_len=len(tokens),
             params=params,
@@ -217,6 +220,39 @@ class LLM:
         request = self.prepare(prompt, params, spec=READ_ONLY, tenant=tenant, remember=remember)
         request.seq.prefill = True
         return request
+
+    def encode_embedded(self, text: str | Sequence[int]) -> EncodedPrompt:
+        """The tokens of a text to be embedded, or these. May be called from any thread."""
+        if isinstance(text, str):
+            tokens = self.tokenizer.encode_whole(self._within_context(text))
+        else:
+            tokens = list(text)
+        if not tokens:
+            raise SettingError("input", text, "at least one token of text")
+        if len(tokens) >= (limit := self.target.max_context):
+            raise PromptTooLong.of(str(len(tokens)), limit, self.engine.config.max_model_len > 0)
+        return EncodedPrompt(tokens, "")
+
+    def prepare_embedding(
+        self, text: EncodedPrompt, *, tenant: str = "", remember: bool = True
+    ) -> RequestOutput:
+        """A request that ends once its text is read; `embedding` then has its vector.
+
+        Where all hidden states are pooled, none may come from the prefix cache: the text is read as that of
+        a tenant of its own, whose rows are to be dropped at the end (`forget_embedded`).
+        """
+        request = self.prepare_prefill(text, SamplingParams(), tenant=tenant, remember=remember)
+        pooler = Pooler(self.pooling, self.target.layers - 1, self.target.final_norm)
+        request.seq.reader = pooler
+        if pooler.needs_all_rows:
+            request.seq.tenant, request.seq.remember = f"\0embedding {request.seq.id}", False
+        return request
+
+    def forget_embedded(self, request: RequestOutput) -> None:
+        """Between two passes, after the end of such a request: drops rows that nobody else can use."""
+        reader = request.seq.reader
+        if isinstance(reader, Pooler) and reader.needs_all_rows:
+            self.target.forget(request.seq.tenant)
 
     def _parser(self, output: OutputSpec, prompt_end: str) -> OutputParser:
         parse, format = output.parser(prompt_end), self.tokenizer.tool_format
@@ -242,7 +278,7 @@ class LLM:
         """A further choice of a prepared request that is not yet submitted: nothing is encoded again."""
         seq = replace(
             first.seq,
-            id=f"r{next(self._ids)}",
+            id=f"r{next(_ids)}",
             tokens=list(first.seq.tokens),
             params=replace(first.seq.params, choice=choice),
             cursor=None if first.seq.cursor is None else first.seq.cursor.clone(),
@@ -361,6 +397,24 @@ class LLM:
         return self.prepare_prefill(encoded, SamplingParams(), tenant=tenant, remember=remember)
 
     prefill = _reading(prefill_request)
+
+    def embed(
+        self, texts: str | Sequence[str] | Sequence[Sequence[int]], *, tenant: str = ""
+    ) -> list[list[float]]:
+        """The embedding of each text, or of its tokens: a vector of length 1.
+
+        Hidden states after the final norm, pooled as the model's files say (`pooling`): their mean, or the
+        state of the last or the first token.
+        """
+        requests = [
+            self.prepare_embedding(self.encode_embedded(text), tenant=tenant)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+        for stream in [self._submit(request) for request in requests]:
+            stream.read()
+        for request in requests:
+            self.forget_embedded(request)
+        return [embedding(request) for request in requests]
 
     @overload
     def batch(
@@ -554,6 +608,12 @@ def check_prompts(prompts: object) -> None:
     """Refuses what is one prompt, or none."""
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise SettingError("prompts", prompts, "a list of prompts", "for one prompt use generate")
+
+
+def embedding(request: RequestOutput) -> list[float]:
+    """Of a request of `LLM.prepare_embedding` that has ended."""
+    assert isinstance(request.seq.reader, Pooler)
+    return request.seq.reader.vector().tolist()
 
 
 def _limit_context(target: Target, tokens: int) -> None:

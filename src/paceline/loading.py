@@ -16,12 +16,21 @@ from typing import Final
 from paceline import hub
 from paceline.atomic import rename
 from paceline.config import EngineConfig, SpecConfig, require
-from paceline.drafters import TARGET_DRAFTERS, model_free
+from paceline.drafters import DRAFTERS, TARGET_DRAFTERS, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.drafters.heads import BlockDrafter, drafter_of
-from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError, unknown_name
+from paceline.drafters.imported import import_drafter, is_import_path
+from paceline.errors import (
+    DrafterMismatch,
+    ModelError,
+    PacelineError,
+    UnknownModel,
+    UsageError,
+    short,
+    unknown_name,
+)
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import (
@@ -83,7 +92,7 @@ def load_model(
     *,
     draft_model: str | None = None,
     draft_vocab: DraftVocab = "auto",
-    drafters: Sequence[Drafter] = (),
+    drafters: Sequence[Drafter | str] = (),
     trained: Name | Sequence[Name] | None = None,
     spec: SpecConfig | None = None,
     config: EngineConfig,
@@ -92,7 +101,11 @@ def load_model(
     require(
         lambda vocab: vocab in DRAFT_VOCABS, "draft_vocab", draft_vocab, f"one of {', '.join(DRAFT_VOCABS)}"
     )
-    custom = _custom(drafters)
+    imported = import_drafters((*(one for one in drafters if isinstance(one, str)), *_paths(spec)))
+    custom = _custom([*(one for one in drafters if not isinstance(one, str)), *imported.values()])
+    if spec is not None:
+        names = {path: drafter.name for path, drafter in imported.items()}
+        spec = replace(spec, drafters=tuple(names.get(name, name) for name in spec.drafters))
     if trained is None and spec is None:
         heads = [head for head in find_heads(default_heads(path, config)) if head.kind not in custom]
     else:
@@ -128,7 +141,7 @@ def unusable(
         return unsupported_copy_reason(model, config or EngineConfig())
     if drafter == "model" and draft_model is not None:
         try:
-            smaller = _weight_bytes(draft_model) < _weight_bytes(model)
+            smaller = weight_bytes(draft_model) < weight_bytes(model)
         except PacelineError as error:
             return str(error)
         if not smaller:
@@ -151,7 +164,7 @@ def _check_usable(
         log.warning("%s", reason)
 
 
-def _weight_bytes(model: Path) -> int:
+def weight_bytes(model: Path) -> int:
     """Bytes of the weights in its file; a pass reads about as many."""
     try:
         return sum(stored.nbytes for _, stored in canonical_tensors(open_checkpoint(model)))
@@ -164,6 +177,21 @@ def _custom(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
         if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
             raise UsageError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
     return {drafter.name: drafter for drafter in drafters}
+
+
+def import_drafters(paths: Iterable[str]) -> dict[str, Drafter]:
+    """A new drafter for each import path; each has a name of its own."""
+    made = {path: import_drafter(path) for path in dict.fromkeys(paths)}
+    taken = dict.fromkeys(DRAFTERS, "a drafter of the package")
+    for path, drafter in made.items():
+        if drafter.name in taken:
+            raise UsageError(f"{path} is called {drafter.name!r}, as {taken[drafter.name]} is: rename it")
+        taken[drafter.name] = path
+    return made
+
+
+def _paths(spec: SpecConfig | None) -> list[str]:
+    return [] if spec is None else [name for name in spec.drafters if is_import_path(name)]
 
 
 def _check_kinds(heads: Sequence[TrainedHead], drafters: Mapping[str, Drafter]) -> None:
@@ -185,6 +213,11 @@ def check_drafters(spec: SpecConfig, loaded: Iterable[str], loadable: Iterable[s
 
 def not_loaded(name: str, loaded: Iterable[str]) -> str:
     """Tells a drafter that is not loaded from one that does not exist."""
+    if is_import_path(name):
+        return (
+            f"{short(name)} is an import path, which only those who load the model may give: "
+            f"name a drafter that is loaded: {', '.join(sorted(loaded))}"
+        )
     if name in _LOADED_BY:
         return (
             f"the drafter {name!r} is known but not loaded: load the model with {_LOADED_BY[name]}. "

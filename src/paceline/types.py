@@ -92,6 +92,7 @@ class Seq:
     cached_on_disk: int = 0  # of them, those that were read from the disk
     preemptions: int = 0  # how often it gave its place back: to a full cache, or to one that generates
     end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
+    reader: "HiddenReader | None" = None  # gets the hidden states of its rows as they are computed
     # By the engine's clock: in no pass before, since a draft is on its way. Its prompt is read all the same.
     held_until: Callable[[], float] | None = None
 
@@ -338,6 +339,14 @@ class HiddenRows:
         if self.rows is None:
             return dict(self.states)
         return {layer: states[self.rows] for layer, states in self.states.items()}
+
+
+class HiddenReader(Protocol):
+    """Reads the hidden states of one sequence; the rows come as to `Drafter.on_hidden`."""
+
+    taps: tuple[int, ...]  # target layers
+
+    def on_hidden(self, rows: HiddenRows) -> None: ...
 
 
 class Drafter(Protocol):

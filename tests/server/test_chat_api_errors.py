@@ -258,7 +258,7 @@ def test_options_of_a_stream_need_one(server: Running) -> None:
     [
         ({"speculative_config": {"method": "x"}}, "Known: drafters, draft_model, max_draft, threshold, "),
         ({"structured_outputs": {"jsn": {}}}, "did you mean 'json'? Known: json, regex, "),
-        ({"temprature": 1}, "did you mean 'temperature'? Known: model, temperature, "),
+        ({"temprature": 1}, "did you mean 'temperature'? Known: model, user, "),
         ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
     ],
 )

@@ -49,7 +49,7 @@ def post(
 
     The second pass begins once so many comments were sent, or after a silence.
     """
-    app = App(server.app.engine, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
+    app = App(server.app.models, server.app.admission, server.app.log, keep_alive_s=keep_alive_s)
     listener, engine = Listener(app.asgi(), comments), server.app.engine.llm.engine
     step, passes = engine.step, iter(range(2))
 

@@ -53,7 +53,7 @@ def server(toy_server: Running) -> Running:
     return toy_server
 
 
-DESCRIBED = schemathesis.openapi.from_dict(document(NAME))
+DESCRIBED = schemathesis.openapi.from_dict(document([NAME]))
 
 
 @DESCRIBED.parametrize()
@@ -63,7 +63,7 @@ def test_every_answer_is_as_the_document_says(case: "Case[Any]", brief: Running)
 
 
 def test_the_document_is_served(server: Running) -> None:
-    assert httpx.get(f"{server.url}/openapi.json", trust_env=False).json() == document(server.model)
+    assert httpx.get(f"{server.url}/openapi.json", trust_env=False).json() == document([server.model])
 
 
 def test_every_path_is_described(server: Running) -> None:
@@ -71,7 +71,7 @@ def test_every_path_is_described(server: Running) -> None:
     served = {route.path.replace(":path", ""): route.methods for route in routes}  # type: ignore[attr-defined]
     of_page = {path for path in served if path == "/" or path.startswith(("/page/", "/assets/"))}
     served = {path: methods for path, methods in served.items() if path not in of_page}
-    described = document(server.model)["paths"]
+    described = document([server.model])["paths"]
     assert served.keys() == described.keys()
     for path, methods in served.items():
         assert {method.upper() for method in described[path]} == methods - {"HEAD"}

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from paceline.config import SpecConfig
 from paceline.errors import PacelineError, ShuttingDown
 from paceline.server.admission import Admission, RequestContext
+from paceline.server.model_pool import ModelPool, ServedModel
 from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.request_log import RequestLog
@@ -40,8 +41,9 @@ def an_http_request() -> Request:
     return http
 
 
-def metrics() -> Metrics:
-    return Metrics("m", (), running=lambda: 0, waiting=lambda: 0, cache_use=lambda: 0.0)
+def models() -> ModelPool:
+    metrics = Metrics("m", (), running=lambda: 0, waiting=lambda: 0, cache_use=lambda: 0.0)
+    return ModelPool([ServedModel(("m",), metrics)], load=lambda model: pytest.fail("nothing to load"))
 
 
 def test_a_server_without_spans_does_not_read_trace_headers(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,11 +62,11 @@ class Ticket:
 
 
 def test_a_failing_sink_does_not_keep_the_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
-    admission, ticket = Admission("m", metrics()), Ticket()
+    admission, ticket = Admission(models()), Ticket()
     admission.open = True
     context: RequestContext = admission.admit(an_http_request(), BODY, parse_request(BODY, ChatRequest), "x-")
     context.ticket = ticket  # type: ignore[assignment]
-    log = RequestLog("m", metrics())
+    log = RequestLog(models())
 
     def broken(*_: Any) -> None:
         raise RuntimeError("the sink is full")

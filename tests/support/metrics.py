@@ -9,7 +9,7 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.server.telemetry.metrics import Metrics
+from paceline.server.telemetry.metrics import Metrics, ServerMetrics
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import ROOT, Ask, Draft, Drafter, Finish, Round, Seq, Sink
 
@@ -42,7 +42,7 @@ def some_metrics(routes: Sequence[str] = ("agents",), clock: Iterator[int] | Non
     )
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples(metrics: Metrics | ServerMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     text = metrics.render()[0].decode()
     return {
         (s.name, frozenset(s.labels.items())): s.value

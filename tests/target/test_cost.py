@@ -103,6 +103,7 @@ class Clocked(ToyTarget):
 
     disk_tier = False
     timed_contexts: tuple[int, ...] = (256,)
+    width = 1
 
     def __init__(self, noise_of: Callable[[int], float] = lambda _: 1.0) -> None:
         super().__init__()
@@ -113,6 +114,9 @@ class Clocked(ToyTarget):
 
     def flush(self, seconds: float) -> bool:
         return True
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return rows
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)

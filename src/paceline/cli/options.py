@@ -128,7 +128,8 @@ class DrafterOptions:
     drafters: Annotated[
         str,
         typer.Option(
-            help="Names from `paceline drafters`, in order; auto: the default list; none: plain.",
+            help="Names from `paceline drafters`, or module:Class of your own, in order; auto: the default "
+            "list; none: plain.",
             autocompletion=completion.drafters,
         ),
     ] = "auto"

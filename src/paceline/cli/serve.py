@@ -1,7 +1,8 @@
 """paceline serve"""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,10 +20,11 @@ from paceline.cli.options import (
     TemplateOptions,
     grouped,
 )
-from paceline.errors import SettingError
+from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
     from paceline.server.app import App
+    from paceline.server.launch import ModelSettings
 
 log = logging.getLogger("paceline")
 
@@ -57,6 +59,10 @@ class ListenOptions:
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; further ones get a 429.")] = 256
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0
+    lenient: Annotated[
+        bool,
+        typer.Option("--lenient", help="Ignore unknown parameters of requests, instead of refusing them."),
+    ] = False
     keep_alive: Annotated[
         float, typer.Option(min=0, help="Seconds of silence before a stream gets a comment; 0: none.")
     ] = 5.0
@@ -115,15 +121,52 @@ class MemoryOptions:
         return self.learn is value
 
 
+@dataclass(frozen=True, slots=True)
+class ModelsOptions:
+    """Several models in one server."""
+
+    models: Annotated[
+        str | None, typer.Option(help="A file of models with settings of their own, instead of MODEL.")
+    ] = None
+    max_loaded: Annotated[
+        int, typer.Option(min=0, help="Most models in memory at once; 0: as many as fit.")
+    ] = 0
+    models_memory_mb: Annotated[
+        int, typer.Option(min=0, help="Memory of all models with their caches; 0: most of what is free.")
+    ] = 0
+
+    def read(self, names: Sequence[str], defaults: "ModelSettings") -> "list[ModelSettings]":
+        """The first is the default. defaults: options that are for every model, or for the only one."""
+        if bool(names) == bool(self.models):
+            raise UsageError("give a model, or several, or --models with a file of them")
+        if self.models:
+            from paceline.server.models_file import read_models
+
+            return read_models(self.models, replace(defaults, names=()))
+        from paceline.server.launch import default_name
+
+        if len(names) == 1:
+            return [replace(defaults, model=names[0], names=defaults.names or (default_name(names[0]),))]
+        of_one = ("draft_model", "trained", "chat_template", "tool_format", "names")
+        if given := [option for option in of_one if getattr(defaults, option)]:
+            option = given[0].replace("names", "served_model_name").replace("_", "-")
+            raise UsageError(f"--{option} is for one model: name it in a file, for --models")
+        return [replace(defaults, model=name, names=(default_name(name),)) for name in names]
+
+
 @grouped
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     listen: ListenOptions,
+    several: ModelsOptions,
     drafter: DrafterOptions,
     memory: MemoryOptions,
     engine: ServerEngineOptions,
     template: TemplateOptions,
     connection: ConnectionOptions,
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{MODEL_HELP} Several: loaded on demand.", autocompletion=completion.models),
+    ] = None,
     max_draft: MaxDraft = 8,
     pull: Pull = False,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
@@ -141,27 +184,47 @@ def serve(
         str | None, typer.Option(help="A report of `paceline advise --json`, for the page.")
     ] = None,
 ) -> None:
-    """Serve a model to any OpenAI client."""
+    """Serve one model or several to any OpenAI client."""
     config = engine.config(max_batch=listen.max_batch, max_waiting=listen.max_waiting)
     if edge_onnx is not None and not (split and edge_onnx.is_file()):
         raise SettingError("edge_onnx", str(edge_onnx), "a file, together with --split")
-    require_models(pull, model, drafter.draft_model)
-    from paceline.server.launch import ServerSettings, run
+    from paceline.server.launch import ModelSettings, ServerSettings, run
     from paceline.split.wire import MAX_OPEN_BYTES
     from paceline.trace.online import OnlineTrainingConfig
     from paceline.web.connections import ConnectionLimits
 
+    first, *further = several.read(
+        model or (),
+        ModelSettings(
+            "",
+            tuple(listen.served_model_name or ()),
+            drafter.draft_model,
+            tuple(drafter.trained) if drafter.trained else None,
+            drafter.names,
+            max_draft,
+            template.chat_template,
+            template.tool_format,
+            config,
+        ),
+    )
+    if split and further:
+        raise UsageError("--split is for a server of one model: serve the others elsewhere")
+    for each in (first, *further):
+        require_models(pull, each.model, each.draft_model)
     settings = ServerSettings(
-        model=model,
+        model=first.model,
+        further_models=tuple(further),
+        max_loaded=several.max_loaded,
+        models_memory_mb=several.models_memory_mb,
         host=listen.host,
         port=listen.port,
-        draft_model=drafter.draft_model,
-        trained=tuple(drafter.trained) if drafter.trained else None,
-        drafters=drafter.names,
-        max_draft=max_draft,
-        chat_template=template.chat_template,
-        tool_format=template.tool_format,
-        engine=config,
+        draft_model=first.draft_model,
+        trained=first.trained,
+        drafters=first.drafters,
+        max_draft=first.max_draft,
+        chat_template=first.chat_template,
+        tool_format=first.tool_format,
+        engine=first.engine,
         keys=listen.keys,
         routes=routes,
         advice=advice,
@@ -172,7 +235,7 @@ def serve(
         single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),
-        served_model_name=tuple(listen.served_model_name or ()),
+        served_model_name=first.names,
         allowed_origins=tuple(listen.allowed_origin or ()),
         allowed_hosts=tuple(listen.allowed_host or ()),
         connections=ConnectionLimits(
@@ -184,10 +247,11 @@ def serve(
         ),
         log_level=connection.log_level,
         drain_s=listen.drain,
+        lenient=listen.lenient,
         keep_alive_s=listen.keep_alive,
         max_message=MAX_OPEN_BYTES if split else 0,
     )
-    run(settings, partial(_mount_split, model=model, onnx=edge_onnx) if split else None)
+    run(settings, partial(_mount_split, model=first.model, onnx=edge_onnx) if split else None)
 
 
 def _mount_split(app: "App", model: str, onnx: Path | None) -> None:

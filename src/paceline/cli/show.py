@@ -171,11 +171,11 @@ def _memory(plan: "LoadPlan", config: "EngineConfig", context: int) -> Memory:
 def _free_memory(config: "EngineConfig") -> int | None:
     import torch
 
-    from paceline.target import hardware
+    from paceline.limits import available_memory
     from paceline.target.eager.target import placement
 
     device, _ = placement(config)
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else hardware.available_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def _chat(tokenizer: "Tokenizer") -> Chat:

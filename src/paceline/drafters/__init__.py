@@ -11,6 +11,7 @@ recycle/         the target's candidates for each token (Token Recycling)
 draft_model/     a smaller model, with any tokenizer; a 4-bit copy; some layers of the target itself
 heads/           trained heads: Medusa, EAGLE, block
 drafter_list.py  DrafterList: a list of drafters is a drafter
+imported.py      drafters of the operator's own, by import path
 """
 
 from collections.abc import Mapping

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,8 @@ class DrafterList(Drafter):
         self._preparing = tuple(
             d for d in self.drafters if getattr(type(d), "prepare", Drafter.prepare) is not Drafter.prepare
         )
+        own = __name__.partition(".")[0] + "."
+        self._foreign = {d.name for d in self.drafters if not type(d).__module__.startswith(own)}
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
         self._tapped = tuple(drafter for drafter in self.drafters if drafter.taps)
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
@@ -150,7 +153,10 @@ class DrafterList(Drafter):
         """One draft for each ask, whatever the drafter does."""
         started = self._timer()
         try:
-            drafts = [_named(draft, drafter) for draft in _checked(drafter.draft(asks), len(asks))]
+            drafts = _checked(drafter.draft(asks), len(asks))
+            if drafter.name in self._foreign:
+                drafts = [well_formed(draft) for draft in drafts]
+            drafts = [_named(draft, drafter) for draft in drafts]
         except Exception as problem:
             self._log_failure(drafter, "this round has none of its drafts", problem)
             drafts = [NO_DRAFT] * len(asks)
@@ -373,6 +379,31 @@ def _checked(drafts: list[Draft], count: int) -> list[Draft]:
     if len(drafts) != count:
         raise ValueError(f"{len(drafts)} drafts for {count} asks")
     return drafts
+
+
+def well_formed(draft: Draft) -> Draft:
+    """The same draft, with whole numbers as tokens; ValueError where a field cannot be right.
+
+    For drafters from elsewhere: what this lets pass costs time at most. Tokens beyond the vocabulary do.
+    """
+    if not isinstance(draft, Draft):
+        raise ValueError(f"an object of type {type(draft).__name__} for a Draft")
+    size, tokens = len(draft.tokens), tuple(map(index, draft.tokens))
+    parents = None if draft.parents is None else tuple(map(index, draft.parents))
+    if parents is not None and not all(ROOT <= parent < node for node, parent in enumerate(parents)):
+        raise ValueError("a node of the draft comes before its parent")
+    for name, values in (("parents", parents), ("sources", draft.sources), ("scores", draft.scores)):
+        if values and len(values) != size:
+            raise ValueError(f"{len(values)} {name} for {size} tokens")
+    if parents is not None and len(parents) != size:
+        raise ValueError(f"{len(parents)} parents for {size} tokens")
+    if not all(isinstance(source, str) for source in draft.sources):
+        raise ValueError("a source of the draft is not a text")
+    if not all(0 <= score <= 1 for score in draft.scores):
+        raise ValueError("a score of the draft is not between 0 and 1")
+    if draft.q is not None and (draft.q.dim() != 2 or len(draft.q) != size):
+        raise ValueError(f"q has the shape {tuple(draft.q.shape)}: expected a row for each of {size} tokens")
+    return replace(draft, tokens=tokens, parents=parents)
 
 
 def _is_scored(draft: Draft) -> bool:

@@ -85,6 +85,8 @@ class Drafting:
     def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
         taps: set[int] = set()
         for s in scheduled:
+            if s.seq.reader is not None:
+                taps.update(s.seq.reader.taps)
             if (drafter := self.drafter(s.seq)).taps:
                 s.readers, of_seq = drafter.readers(s.seq)
                 taps.update(of_seq)
@@ -168,6 +170,10 @@ class Drafting:
 
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
+        for s in scheduled:
+            if (reader := s.seq.reader) is not None and s.kept_nodes is not None:
+                tapped = {tap: scores.hidden[tap] for tap in reader.taps}
+                reader.on_hidden(_hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], tapped))
         committed = [s for s in scheduled if s.kept_nodes is not None and s.readers]
         for group in _by_drafters(committed):
             drafter = self.drafter(group[0].seq)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -61,12 +61,43 @@ class _Stop:
     pass
 
 
+class PassTurns:
+    """Passes of several models, one at a time, in the order they are asked for: each has all the cores.
+
+    Threads of two passes at once would take the cores from one another in the middle of their products.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked = self._ended = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            turn = self._asked
+            self._asked += 1
+            self._changed.wait_for(lambda: self._ended == turn)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ended += 1
+            self._changed.notify_all()
+
+
 class EngineThread:
     """Runs passes while there is work, and sleeps while there is none."""
 
-    def __init__(self, engine: Engine, closed: Callable[[], PacelineError] = ShuttingDown) -> None:
-        """closed: the error of requests that come, or still run, once the thread is stopped."""
+    def __init__(
+        self,
+        engine: Engine,
+        turns: AbstractContextManager[None] | None = None,
+        closed: Callable[[], PacelineError] = ShuttingDown,
+    ) -> None:
+        """turns: held during each pass; None: no other model runs any.
+
+        closed: the error of requests that come, or still run, once the thread is stopped.
+        """
         self._engine = engine
+        self._turns = turns or nullcontext()
         self._closed = closed
         self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
         self._delivers: dict[str, Deliver] = {}
@@ -119,7 +150,8 @@ class EngineThread:
                         return
                 continue
             try:
-                rounds = self._engine.step()
+                with self._turns:
+                    rounds = self._engine.step()
             except Exception as problem:
                 log_error(log, "a pass failed; the requests in it end", problem)
                 rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))

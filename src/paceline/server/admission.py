@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
-from paceline.errors import PromptTooLong, ShuttingDown, short
+from paceline.errors import PromptTooLong, ShuttingDown
 from paceline.output import RequestOutput
+from paceline.server.model_pool import ModelPool, ServedModel
 from paceline.server.online.online_trainer import OnlineTrainer
-from paceline.server.openai.protocol import GenerationRequest
+from paceline.server.openai.protocol import AdmittedRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
-from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
 from paceline.server.telemetry.route_accounting import Prediction
 from paceline.server.tool_prediction import ToolPrediction
@@ -23,6 +23,9 @@ from paceline.web.conversation import conversation_of
 from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
 from paceline.web.request_id import new_request_id
 
+if TYPE_CHECKING:
+    from paceline.server.async_engine import AsyncEngine
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
@@ -30,6 +33,7 @@ class RequestContext:
 
     id: str  # of the response
     endpoint: str  # the path of the URL
+    model: ServedModel
     route: Route
     tenant: str
     anonymous: bool  # no key and no name: strangers share its tenant
@@ -39,7 +43,7 @@ class RequestContext:
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
     body: Mapping[str, Any]  # as sent
-    request: GenerationRequest
+    request: AdmittedRequest
     span: RequestSpan
     ticket: Ticket | None
     large: bool = False  # its body is
@@ -47,9 +51,21 @@ class RequestContext:
     tool_prediction: ToolPrediction | None = None  # where the request asks for predicted tool calls
     error: str | None = None  # the code of the error that ended it
     refusal: str | None = None  # why it was refused before its first pass
-    on_end: Callable[[], object] = lambda: None  # called once its end is recorded
+    loaded: "AsyncEngine | None" = None  # of its model, from when that is loaded until its end
+    at_end: list[Callable[[], object]] = field(default_factory=list)  # called once its end is recorded
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # unix seconds
+
+    @property
+    def engine(self) -> "AsyncEngine":
+        assert self.loaded is not None, "its model has not been waited for"
+        return self.loaded
+
+    def hold(self, engine: "AsyncEngine", release: Callable[[], None]) -> "AsyncEngine":
+        """Its model is loaded, until `release` is called at its end."""
+        self.loaded = engine
+        self.at_end.append(release)
+        return engine
 
     def check_prompt_length(self, tokens: int) -> None:
         limit = self.route.max_prompt_tokens
@@ -69,22 +85,18 @@ class Admission:
 
     def __init__(
         self,
-        model: str,
-        metrics: Metrics,
+        models: ModelPool,
         keys: ApiKeys | None = None,
         routes: RouteFile | None = None,
         spans: Spans = NO_SPANS,
         remember: bool = True,
         trainer: OnlineTrainer | None = None,
-        aliases: Sequence[str] = (),
         single_user: bool = False,
         local: bool = False,
     ) -> None:
         self.open = False  # new requests are admitted
         self.in_flight: dict[str, RequestContext] = {}  # by id, until the request log has their end
-        self.names = (model, *aliases)  # of the model; the first is its id
-        self._model = model
-        self._metrics = metrics
+        self._models = models
         self._keys = keys
         self._route_file = routes
         self._spans = spans
@@ -116,32 +128,24 @@ class Admission:
             return None
         return self._limiter.admit(key, time.monotonic())
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            raise ApiError(
-                404,
-                f"the model {short(name)} is not served here; {self._model!r} is",
-                param="model",
-                code="model_not_found",
-            )
-
     def admit(
         self,
         http: Request,
         body: Mapping[str, Any],
-        request: GenerationRequest,
+        request: AdmittedRequest,
         id_prefix: str,
         id_bytes: int = 12,
     ) -> RequestContext:
         """From here on the end of the request is recorded; an error before this is counted as a refusal."""
-        self.check_model(request.model)
+        model = self._models.find(request.model)
         if not self.open:
             raise ShuttingDown
         path, key = http.url.path, http.state.key
-        route = self._route(path, http.headers, body)
+        route = self._route(path, http.headers, {**body, "model": body.get("model") or model.name})
         names = (request.end_user, request.cache_key, request.cache_salt)
         context = RequestContext(
             endpoint=path,
+            model=model,
             route=route,
             tenant=tenant(key, *names),
             anonymous=key is None and not self._single_user and all(name is None for name in names),
@@ -152,20 +156,19 @@ class Admission:
             remember=request.remember is not False and route.remember is not False and self._remember,
             body=body,
             request=request,
-            span=self._spans.start(path, self._model, http.headers),
+            span=self._spans.start(path, model.name, http.headers),
             ticket=http.state.ticket,
             large=http.state.large,
             id=new_request_id(http.scope, id_prefix, id_bytes),
         )
         http.state.context = self.in_flight[context.id] = context
-        context.on_end = partial(self.in_flight.pop, context.id, None)
+        context.at_end.append(partial(self.in_flight.pop, context.id, None))
         if self._trainer is not None:
             self._trainer.request_arrived()
         return context
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
-        named = {**body, "model": body.get("model") or self._model}
-        return self._read_routes().find(RouteRequest.of_body(path, headers, named))
+        return self._read_routes().find(RouteRequest.of_body(path, headers, body))
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -181,14 +184,14 @@ class Admission:
 
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes
-        self._metrics.add_routes(route.name for route in routes.routes)
-        self._metrics.accounting.predict(
-            {
-                route.name: Prediction(route.predicted.tokens_per_pass, route.predicted.speedup)
-                for route in routes.routes
-                if route.predicted is not None
-            }
-        )
+        predictions = {
+            route.name: Prediction(route.predicted.tokens_per_pass, route.predicted.speedup)
+            for route in routes.routes
+            if route.predicted is not None
+        }
+        for model in self._models.models:
+            model.metrics.add_routes(route.name for route in routes.routes)
+            model.metrics.accounting.predict(predictions)
 
 
 def _priority(key: Key | None, own: int | None, of_route: int) -> int:

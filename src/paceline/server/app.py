@@ -18,8 +18,10 @@ from paceline.server.access_log import figures
 from paceline.server.admission import Admission
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.heap import HeapTrimmer
+from paceline.server.model_pool import ModelPool
 from paceline.server.openai.chat import ChatServing
 from paceline.server.openai.completions import CompletionServing
+from paceline.server.openai.embeddings import EmbeddingServing
 from paceline.server.openai.models import ModelServing
 from paceline.server.openai.openapi import document
 from paceline.server.openai.prefill import PrefillServing
@@ -33,22 +35,23 @@ from paceline.server.page.traces import TraceServing
 from paceline.server.request_log import RequestLog
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
-from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies
+from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies, lenient, shown_name
 from paceline.web.request_id import RequestIds
 
 if TYPE_CHECKING:  # a server without traces starts without a database
     from paceline.trace.store import Store
 
+IGNORED_HEADER: Final = "x-ignored-parameters"
 MAX_BODIES: Final = 32  # of the largest size, in memory at once
 CLOSING_S: Final = 5.0  # for the engine's thread, and for records that are not written yet
 
 
 class App:
-    """One engine behind the OpenAI API."""
+    """One model or several behind the OpenAI API."""
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        models: ModelPool,
         admission: Admission,
         log: RequestLog,
         max_body: int = MAX_BODY,
@@ -57,21 +60,32 @@ class App:
         body_timeout_s: float = BODY_TIMEOUT_S,
         store: "Store | None" = None,
         advice: str | None = None,
+        lenient: bool = False,
     ) -> None:
-        self.engine, self.admission, self.log = engine, admission, log
+        """lenient: unknown parameters of requests are ignored."""
+        self.models, self.admission, self.log = models, admission, log
         self._body_timeout_s, self._max_bodies = body_timeout_s, MAX_BODIES * max_body
-        parts = (engine, admission, log, max_body, max_parallel, keep_alive_s)
+        self._lenient = lenient
+        parts = (models, admission, log, max_body, max_parallel, keep_alive_s)
         self.chat = ChatServing(*parts)
         self.completions = CompletionServing(*parts)
         self.responses = ResponsesServing(*parts)
         self.prefill = PrefillServing(*parts)
-        self.models = ModelServing(*parts)
+        self.embeddings = EmbeddingServing(*parts)
+        self.model_list = ModelServing(*parts)
         self.about = AboutServing(*parts)
-        self.live = LiveServing(engine, admission, log, store)
+        self.live = LiveServing(admission, log, store)
         self.traces = TraceServing(admission, store)
         self.advice = AdviceServing(admission, advice)
         self.assets = PageAssets()
         self.extra_routes: list[BaseRoute] = []  # of other parts of the package, such as split
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """Of the default model, which must be loaded: for what is built around one model."""
+        engine = self.models.default.engine
+        assert engine is not None, "the default model is not loaded"
+        return engine
 
     def asgi(self) -> Starlette:
         with_key = [
@@ -79,11 +93,12 @@ class App:
             ("/v1/completions", self.completions.create, "POST"),
             ("/v1/responses", self.responses.create, "POST"),
             ("/v1/prefill", self.prefill.create, "POST"),
-            ("/v1/models", self.models.models, "GET"),
-            ("/v1/models/{name:path}", self.models.model, "GET"),
-            ("/v1/routes", self.models.routes, "GET"),
-            ("/tokenize", self.models.tokenize, "POST"),
-            ("/detokenize", self.models.detokenize, "POST"),
+            ("/v1/embeddings", self.embeddings.create, "POST"),
+            ("/v1/models", self.model_list.all, "GET"),
+            ("/v1/models/{name:path}", self.model_list.model, "GET"),
+            ("/v1/routes", self.model_list.routes, "GET"),
+            ("/tokenize", self.model_list.tokenize, "POST"),
+            ("/detokenize", self.model_list.detokenize, "POST"),
         ]
         for_page = [
             ("/page/about", self.about.about, "GET"),
@@ -139,7 +154,7 @@ class App:
             try:
                 http.state.key = self.admission.authenticate(http.headers)
                 http.state.ticket = self.admission.enter(http.state.key) if limited else None
-                return await handler(http)
+                return await (self._ignoring(handler, http) if self._lenient else handler(http))
             except Exception as error:
                 http.state.error = error
                 retryable = api_error(error).retryable
@@ -152,25 +167,37 @@ class App:
 
         return handle
 
+    async def _ignoring(self, handler: Handler, http: Request) -> Response:
+        """Ignores unknown parameters; a header, the metrics and the log say which."""
+        with lenient() as ignored:
+            try:
+                response = await handler(http)
+            finally:
+                for name in (named := dict.fromkeys(map(shown_name, ignored))):
+                    self.log.ignored_parameter(name)
+        if named:
+            response.headers[IGNORED_HEADER] = ", ".join(named)
+        return response
+
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.engine.start()
+        self.models.start()
         self.log.start()
         self.admission.open = True
         yield
         self.admission.open = False
-        for end in (self.engine.stop, self.log.close):
-            try:
-                await asyncio.to_thread(end, CLOSING_S)
-            except RuntimeError:  # no memory for a thread
-                end(CLOSING_S)
+        await self.models.stop(CLOSING_S)
+        try:
+            await asyncio.to_thread(self.log.close, CLOSING_S)
+        except RuntimeError:  # no memory for a thread
+            self.log.close(CLOSING_S)
 
     def drain(self) -> None:
         """Admits nothing new; admitted requests may end, with all their prompts and choices."""
         self.admission.open = False
 
     async def health(self, http: Request) -> Response:
-        alive = self.engine.thread.alive
+        alive = all(engine.thread.alive for _, engine in self.models.loaded)
         return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
     async def ready(self, http: Request) -> Response:
@@ -185,4 +212,4 @@ class App:
         return JSONResponse({"version": __version__})
 
     async def openapi(self, http: Request) -> Response:
-        return JSONResponse(document(self.engine.llm.name))
+        return JSONResponse(document([name for model in self.models.models for name in model.names]))

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from paceline import __version__
 from paceline.config import SamplingParams, SpecConfig
@@ -41,6 +41,7 @@ class GenerateParams:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     prefill: bool = False  # the prompt is read into the cache, and nothing is generated
+    embedded: bool = False  # the prompt is read, and its hidden states are pooled to a vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,18 @@ class AsyncEngine:
         if self._saver is not None:
             self._saver.close(timeout)
 
+    def close(self, timeout: float) -> None:
+        """Stops, for good: the memory of the model is free once nobody holds this object."""
+        self.stop(timeout)
+        self.llm.target.flush(timeout)
+        for pool in (self._pool, self._large):
+            pool.shutdown(wait=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights and the cache in memory."""
+        return self.llm.target.bytes_held + (self.llm.engine.config.cache_mb << 20)
+
     async def in_thread(self, call: Callable[[], T], large: bool = False) -> T:
         """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on.
 
@@ -83,6 +96,11 @@ class AsyncEngine:
         """
         context, pool = contextvars.copy_context(), self._large if large else self._pool
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, call)
+
+    @property
+    def drafters(self) -> dict[str, str]:
+        """The loaded drafters, by each name that a request may give them."""
+        return {**self.llm.trained, **{name: name for name in self.llm.drafters}}
 
     @property
     def fingerprint(self) -> str:
@@ -146,8 +164,12 @@ class AsyncEngine:
             for output in outputs:
                 if output.finish is None:
                     self.thread.cancel(output.seq.id)
+                if output.seq.reader is not None:
+                    self.thread.between_passes(partial(self.llm.forget_embedded, output))
 
     def _encode(self, params: GenerateParams) -> EncodedPrompt:
+        if params.embedded:
+            return self.llm.encode_embedded(cast(str | Sequence[int], params.prompt))
         return self.llm.encode(
             params.prompt,
             params.output,
@@ -161,7 +183,9 @@ class AsyncEngine:
         self, context: RequestContext, prompt: EncodedPrompt, params: GenerateParams, first_index: int
     ) -> PreparedPrompt:
         whose: Any = {"tenant": context.tenant, "remember": context.remember}
-        if params.prefill:
+        if params.embedded:
+            first = self.llm.prepare_embedding(prompt, **whose)
+        elif params.prefill:
             first = self.llm.prepare_prefill(prompt, params.params, **whose)
         else:
             first = self.llm.prepare(

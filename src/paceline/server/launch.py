@@ -2,10 +2,10 @@
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.middleware import Middleware
@@ -15,23 +15,25 @@ from starlette.types import ASGIApp
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters import DRAFTERS
-from paceline.engine.engine_thread import EngineThread
+from paceline.drafters.imported import is_import_path
+from paceline.engine.engine_thread import EngineThread, PassTurns
 from paceline.errors import UsageError
+from paceline.limits import available_memory
 from paceline.llm import LLM
-from paceline.loading import copy_to_store
+from paceline.loading import copy_to_store, draft_model_path, import_drafters, weight_bytes
 from paceline.server.admission import Admission
-from paceline.server.app import App
+from paceline.server.app import IGNORED_HEADER, App
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.estimates_saver import EstimatesSaver
+from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
-from paceline.server.routes import RouteError, RouteFile
+from paceline.server.routes import RouteError, RouteFile, import_paths
 from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
-from paceline.server.telemetry.route_accounting import RouteAccounting
 from paceline.server.tool_prediction import PredictorFiles
 from paceline.server.warm_prompts import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
@@ -51,12 +53,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline.server")
 
+FREE_SHARE: Final = 0.8  # of the free memory that several models may have, where no bound is given
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model of a server. Of its names, the first is its id for clients."""
+
+    model: str
+    names: tuple[str, ...]
+    draft_model: str | None = None
+    trained: tuple[str, ...] | None = None
+    drafters: tuple[str, ...] | None = None
+    max_draft: int = 8
+    chat_template: str | None = None
+    tool_format: str | None = None
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
+
+    def __post_init__(self) -> None:
+        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The settings of `paceline serve`."""
 
     model: str
+    further_models: tuple[ModelSettings, ...] = ()  # loaded when a request names them
+    max_loaded: int = 0  # models in memory at once; 0: as many as the memory holds
+    models_memory_mb: int = 0  # of all of them; 0: most of what is free at the start
     host: str = "127.0.0.1"
     port: int = 8000
     draft_model: str | None = None
@@ -81,6 +106,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()  # names this server is reached by, besides localhost and addresses
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "info"
+    lenient: bool = False  # unknown parameters of requests are ignored, not refused
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the server stops
     max_message: int = 0  # bytes of a WebSocket's message, for endpoints that `extend` adds; 0: none
@@ -117,6 +143,8 @@ class ServerSettings:
                 raise UsageError(
                     "online_training needs remember=True: without it there is no text to train on"
                 )
+        if self.further_models and self.online_training is not None:
+            raise UsageError("--online-training is for a server of one model: serve the others elsewhere")
         if not is_loopback(self.host) and self.keys is None and not self.api_keys:
             log.warning(
                 "%s can be reached from outside without a key: consider --api-key or --keys", self.host
@@ -124,8 +152,24 @@ class ServerSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients call the model; the first is its id."""
+        """What clients call the first model; the first name is its id."""
         return self.served_model_name or (default_name(self.model),)
+
+    @property
+    def models(self) -> tuple[ModelSettings, ...]:
+        """The first is the default, and loaded at the start."""
+        first = ModelSettings(
+            self.model,
+            self.names,
+            self.draft_model,
+            self.trained,
+            self.drafters,
+            self.max_draft,
+            self.chat_template,
+            self.tool_format,
+            self.engine,
+        )
+        return first, *self.further_models
 
 
 def default_name(model: str) -> str:
@@ -137,59 +181,29 @@ def default_name(model: str) -> str:
 
 
 def build(settings: ServerSettings) -> App:
-    """Loads the model and everything around it."""
+    """Loads the first model, and everything around all of them."""
+    imported = _imported(settings)
     if settings.routes:
-        _check_routes(settings.routes)
-    warm_prompts = _warm_prompts(settings.routes) if settings.routes else []
+        _check_routes(settings.routes, imported)
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
-    store = _store(settings)
-    recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
-    spec = None if settings.drafters is None else SpecConfig(settings.drafters)
-    llm = LLM(
-        settings.model,
-        draft_model=settings.draft_model,
-        trained=settings.trained,
-        chat_template=settings.chat_template,
-        tool_format=settings.tool_format,
-        spec=spec,
-        config=settings.engine,
+    loader = _ModelLoader(settings, keys, imported)
+    models = ModelPool(
+        [loader.served(one) for one in settings.models], loader.load, _limits(settings), loader.size
     )
-    llm.name, *aliases = settings.names
-    llm.spec = replace(llm.spec, max_draft=settings.max_draft)
-    routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
-    llm.constraints.load()
-    thread = EngineThread(llm.engine)
-    saver = None
-    if settings.save_estimates:
-        llm.saved_estimates.load()
-        saver = EstimatesSaver(llm.saved_estimates, thread)
-    metrics = Metrics(
-        llm.name,
-        tuple(llm.drafters),
-        running=lambda: thread.running,
-        waiting=lambda: thread.waiting,
-        cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
-        lost=None if recorder is None else recorder.lost,
-        accounting=RouteAccounting(llm.cost or None),
-        disk=lambda: llm.target.cache_stats.disk,
-    )
-    for sink in (metrics, recorder):
-        if sink is not None:
-            llm.engine.listen(sink)
-    trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    if warm_prompts:
-        warm(llm, thread, warm_prompts, keys.current().keys if keys else (), settings.single_user)
+    llm, thread = models.load_default()
+    routes = RouteFile(settings.routes, tuple(llm.drafters), imported) if settings.routes else None
+    trainer, spans = _trainer(settings, llm, thread, models.default.metrics), spans_from_environment()
     local = is_loopback(settings.host) and not settings.allowed_hosts  # else it may be behind a proxy
-    terms = (settings.remember, trainer, aliases, settings.single_user, local)
-    admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
-    engine, files = settings.engine, None
+    terms = (settings.remember, trainer, settings.single_user, local)
+    admission = Admission(models, keys, routes, spans, *terms)
+    engine, store, files = settings.engine, loader.store, None
     if engine.cache_disk_mb and settings.remember:
-        files = PredictorFiles(cache_folder(engine.cache_dir), llm.name)
+        files = PredictorFiles(cache_folder(engine.cache_dir), models.default.name)
     close_store = store.close if store else None
-    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, close_store, files)
+    request_log = RequestLog(models, loader.recorder, spans, trainer, close_store, files)
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
     return App(
-        AsyncEngine(llm, thread, metrics, saver),
+        models,
         admission,
         request_log,
         settings.max_body,
@@ -198,17 +212,112 @@ def build(settings: ServerSettings) -> App:
         settings.connections.body_timeout_s,
         store,
         settings.advice,
+        settings.lenient,
     )
+
+
+class _ModelLoader:
+    """Loads the models of a server, each with what is around its engine."""
+
+    def __init__(self, settings: ServerSettings, keys: ApiKeys | None, imported: Mapping[str, str]) -> None:
+        """imported: names of drafters by import path; every model gets its own of each."""
+        self._settings, self._keys, self._imported = settings, keys, imported
+        self._by_name = {one.names[0]: one for one in settings.models}
+        self._warm_prompts = _warm_prompts(settings.routes) if settings.routes else []
+        self._turns = PassTurns() if len(settings.models) > 1 else None
+        self.store = _store(settings)
+        self.recorder = None if self.store is None else Recorder(self.store, with_text=settings.trace_text)
+
+    def served(self, settings: ModelSettings) -> ServedModel:
+        """The model before it is loaded. Of several, the files of each are looked at."""
+        metrics = Metrics(
+            settings.names[0],
+            (),
+            running=lambda: served.running,
+            waiting=lambda: served.queued,
+            cache_use=lambda: served.cache.live / served.cache.blocks if served.cache else 0.0,
+            lost=None if self.recorder is None else self.recorder.lost,
+            disk=lambda: served.cache.disk if served.cache else None,
+        )
+        served = ServedModel(settings.names, metrics)
+        if len(self._settings.models) > 1:
+            served.nbytes = self.size(served)
+        return served
+
+    def size(self, model: ServedModel) -> int:
+        return _memory_bytes(self._by_name[model.name])
+
+    def _default_drafters(self, llm: LLM, settings: ModelSettings) -> tuple[str, ...]:
+        """Without those that are imported for other models or for routes only."""
+        own = {self._imported[name] for name in settings.drafters or () if name in self._imported}
+        others = set(self._imported.values()) - own - set(settings.drafters or ())
+        return tuple(name for name in llm.spec.drafters if name not in others)
+
+    def load(self, model: ServedModel) -> AsyncEngine:
+        server, settings = self._settings, self._by_name[model.name]
+        llm = LLM(
+            settings.model,
+            draft_model=settings.draft_model,
+            drafters=tuple(self._imported),
+            trained=settings.trained,
+            chat_template=settings.chat_template,
+            tool_format=settings.tool_format,
+            spec=None if settings.drafters is None else SpecConfig(settings.drafters),
+            config=settings.engine,
+        )
+        llm.name = model.name
+        llm.spec = replace(
+            llm.spec, max_draft=settings.max_draft, drafters=self._default_drafters(llm, settings)
+        )
+        llm.constraints.load()
+        thread, saver = EngineThread(llm.engine, self._turns), None
+        if server.save_estimates:
+            llm.saved_estimates.load()
+            saver = EstimatesSaver(llm.saved_estimates, thread)
+        model.metrics.set_model(tuple(llm.drafters), llm.cost or None)
+        for head in llm.heads:
+            model.metrics.drafter_version(head.kind, head.version.number)
+        for sink in (model.metrics, self.recorder):
+            if sink is not None:
+                llm.engine.listen(sink)
+        prompts = [one for one in self._warm_prompts if one.request.model in (None, *model.names)]
+        keys = self._keys.current().keys if self._keys and prompts else ()
+        warm(llm, thread, prompts, keys, server.single_user)
+        return AsyncEngine(llm, thread, model.metrics, saver)
+
+
+def _memory_bytes(settings: ModelSettings) -> int:
+    """An estimate from the files: weights and caches, those of a draft model too."""
+    paths = [hub.resolve(settings.model)]
+    if settings.draft_model:
+        paths.append(draft_model_path(settings.draft_model))
+    return sum(map(weight_bytes, paths)) + len(paths) * (settings.engine.cache_mb << 20)
+
+
+def _limits(settings: ServerSettings) -> PoolLimits:
+    """Of several models, those without a bound get most of the memory that is free now."""
+    memory_mb = settings.models_memory_mb
+    if len(settings.models) > 1 and not memory_mb and not settings.max_loaded:
+        memory_mb = int(FREE_SHARE * (available_memory() or 0)) >> 20
+    return PoolLimits(settings.max_loaded, memory_mb, settings.engine.max_waiting)
 
 
 def _warm_prompts(file: str) -> list[WarmPrompt]:
     return route_prompts(load_routes(file).routes, Path(file).parent)
 
 
-def _check_routes(file: str) -> None:
+def _imported(settings: ServerSettings) -> dict[str, str]:
+    """Names of drafters by import path, of models and routes: a wrong one shows before weights are read."""
+    named = [name for model in settings.models for name in model.drafters or ()]
+    paths = [name for name in named if is_import_path(name)]
+    paths += import_paths(settings.routes) if settings.routes else []
+    return {path: drafter.name for path, drafter in import_drafters(paths).items()}
+
+
+def _check_routes(file: str, imported: Mapping[str, str]) -> None:
     """As `paceline routes check`: a broken file shows before the weights are read."""
     try:
-        load_routes(file, DRAFTERS)
+        load_routes(file, {*DRAFTERS, *imported.values()}, imported)
     except RouteError as error:
         name = Path(file).name
         named = (problem if name in problem else f"{name}: {problem}" for problem in error.problems)
@@ -218,8 +327,6 @@ def _check_routes(file: str) -> None:
 def _trainer(
     settings: ServerSettings, llm: LLM, thread: EngineThread, metrics: Metrics
 ) -> OnlineTrainer | None:
-    for one in llm.heads:
-        metrics.drafter_version(one.kind, one.version.number)
     if settings.online_training is None:
         return None
     model = hub.resolve(settings.model)
@@ -252,7 +359,7 @@ def asgi(app: App, settings: ServerSettings) -> ASGIApp:
                 allow_origins=[normal_origin(origin) for origin in settings.allowed_origins],
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID, "retry-after"],
+                expose_headers=[REQUEST_ID, "retry-after", IGNORED_HEADER],
             )
         )
     return application
@@ -279,10 +386,7 @@ def uvicorn_config(app: App, settings: ServerSettings, port: int | None = None) 
 def draining_server(
     config: uvicorn.Config, app: App, settings: ServerSettings, greeting: str
 ) -> DrainingServer:
-    def stop() -> None:
-        app.engine.thread.stop(0.0)
-
-    return DrainingServer(config, app.drain, stop, settings.drain_s, greeting)
+    return DrainingServer(config, app.drain, app.models.end_requests, settings.drain_s, greeting)
 
 
 def run(settings: ServerSettings, extend: Callable[[App], object] | None = None) -> None:
@@ -300,5 +404,6 @@ def run(settings: ServerSettings, extend: Callable[[App], object] | None = None)
             "requests without a `user` share no drafters' memory: --single-user, if only you use this server"
         )
     where = f"http://{settings.host}:{sockets[0].getsockname()[1]}"
-    greeting = f"serving {settings.names[0]} on {where}/v1, and a page on {where}"
+    served = ", ".join(one.names[0] for one in settings.models)
+    greeting = f"serving {served} on {where}/v1, and a page on {where}"
     draining_server(config, app, settings, greeting).run(sockets)

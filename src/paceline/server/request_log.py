@@ -3,6 +3,7 @@
 `speculative_metrics` and `request_timings` are the `metrics` object of a response, in vLLM's shape.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -11,9 +12,10 @@ from starlette.requests import Request
 
 from paceline.output import RequestOutput
 from paceline.server.admission import RequestContext
+from paceline.server.model_pool import ModelPool
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
-from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
+from paceline.server.telemetry.metrics import MAX_IGNORED, ServerMetrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
 from paceline.server.tool_prediction import PredictorFiles, ToolPredictions
 from paceline.text import content_text
@@ -24,6 +26,8 @@ from paceline.types import Round
 from paceline.web.api_errors import CANCELLED, UNAUTHORIZED, api_error, error_code
 from paceline.web.rate_limit import MINUTE, TokenBucket
 from paceline.web.request_id import request_id
+
+log = logging.getLogger("paceline.server")
 
 REFUSED: Final = "refused"  # the `finish` of a request that was not admitted
 REFUSED_TRACES_PER_MINUTE: Final = 60  # further ones are only counted: nobody can crowd out other traces
@@ -46,12 +50,11 @@ UNRECORDED: Final = frozenset(
 
 
 class RequestLog:
-    """Records how requests ended. Everything but the metrics is optional."""
+    """Records how requests ended. Everything but the models, with their metrics, is optional."""
 
     def __init__(
         self,
-        model: str,
-        metrics: Metrics,
+        models: ModelPool,
         recorder: Recorder | None = None,
         spans: Spans = NO_SPANS,
         trainer: OnlineTrainer | None = None,
@@ -59,15 +62,16 @@ class RequestLog:
         predictor_files: PredictorFiles | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.metrics = metrics
+        self.metrics = ServerMetrics({model.name: model.metrics for model in models.models})
         self.predictions = ToolPredictions(predictor_files)
-        self._model = model
+        self._only_model = models.default.name if len(models.models) == 1 else ""
         self._recorder = recorder
         self._close_store = close_store  # of the recorder
         self._clock_ns = clock_ns
         self._refused_traces = TokenBucket(
             REFUSED_TRACES_PER_MINUTE, REFUSED_TRACES_PER_MINUTE * MINUTE, clock_ns()
         )
+        self._ignored: set[str] = set()  # parameters that the log has
         self._spans = spans
         self.trainer = trainer
 
@@ -95,13 +99,23 @@ class RequestLog:
             code = error_code(error)
             self._record_refusal(request_id(http.scope), time.time(), code, http.url.path, client=client)
 
-    def _record_refusal(self, id: str, created: float, code: str, endpoint: str, **about: str) -> None:
+    def ignored_parameter(self, name: str) -> None:
+        """A lenient server ignored an unknown parameter of a request: the log has each name once."""
+        self.metrics.ignored_parameter(name)
+        if name not in self._ignored and len(self._ignored) < MAX_IGNORED:
+            self._ignored.add(name)
+            log.warning("the parameter %s is unknown, and ignored", name)
+
+    def _record_refusal(
+        self, id: str, created: float, code: str, endpoint: str, model: str | None = None, **about: str
+    ) -> None:
+        """model: None: the request was refused before it was known."""
         if self._recorder is None:
             return
         self._refused_traces.refill(REFUSED_TRACES_PER_MINUTE, self._clock_ns())
         if self._refused_traces.wait(1) == 0:
             self._refused_traces.take(1)
-            stats = RequestStats(model=self._model, endpoint=endpoint)
+            stats = RequestStats(model=self._only_model if model is None else model, endpoint=endpoint)
             self._recorder.finished(RequestRecord.of(stats, id, created, finish=REFUSED, error=code, **about))
 
     def finished(self, context: RequestContext, error: BaseException | None = None) -> None:
@@ -113,7 +127,8 @@ class RequestLog:
         try:
             self._report(context, code, refusal)
         finally:
-            context.on_end()
+            for call in context.at_end:
+                call()
             if context.ticket is not None:
                 retryable = error is not None and refusal is not None and api_error(error).retryable
                 context.ticket.leave(_used_tokens(context.outputs), time.monotonic(), retryable)
@@ -127,6 +142,7 @@ class RequestLog:
                 context.created,
                 code or REFUSED,
                 context.endpoint,
+                context.model.name,
                 route=context.route.name,
                 tenant=context.tenant,
                 client=context.client,
@@ -135,8 +151,10 @@ class RequestLog:
         predicted = self._settle_tool_prediction(context)
         for output, stats in zip(context.outputs, ended, strict=True):
             if refusal is None:
-                self.metrics.finished(stats)
-                self.metrics.tool_calls(len(output.calls), output.undeclared_calls, output.rejected_calls)
+                context.model.metrics.finished(stats)
+                context.model.metrics.tool_calls(
+                    len(output.calls), output.undeclared_calls, output.rejected_calls
+                )
             self._record(context, output, stats, code, predicted if output.index == 0 else {})
             self._add_training_sample(context, output)
         if context.span.recording:
@@ -144,11 +162,12 @@ class RequestLog:
 
     def stats(self, context: RequestContext, output: RequestOutput) -> RequestStats:
         now = time.perf_counter() - context.arrived
-        return output.stats(now, model=self._model, route=context.route.name, endpoint=context.endpoint)
+        about = {"route": context.route.name, "endpoint": context.endpoint}
+        return output.stats(now, model=context.model.name, **about)
 
     def response_metrics(self, context: RequestContext) -> dict[str, Any]:
         """The response's `metrics`, where the request asks for them; null for several choices."""
-        level = context.request.metrics
+        level = context.request.report
         if not level:
             return {}
         if len(context.outputs) != 1:
@@ -175,7 +194,7 @@ class RequestLog:
             stats,
             id=context.id if output.index == 0 else f"{context.id}-{output.index}",
             created=context.created,
-            tenant=seq.tenant,
+            tenant=context.tenant,
             client=context.client,
             conversation=context.conversation,
             drafters=seq.spec.drafters,
@@ -222,7 +241,7 @@ class RequestLog:
         output = context.outputs[0] if context.outputs else None
         complete = output is not None and output.finish == "stop"
         outcome = prediction.settle(output.calls if output is not None and complete else None)
-        self.metrics.predicted_tool_calls(outcome)
+        context.model.metrics.predicted_tool_calls(outcome)
         return outcome
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:

@@ -212,8 +212,15 @@ class Routes:
         return next(route for route in self.routes if route.takes(request))
 
 
-def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Routes:
-    """Reads a routes file; RouteError lists every problem of it."""
+def load(
+    path: Path | str,
+    known_drafters: Collection[str] | None = None,
+    imported: Mapping[str, str] | None = None,
+) -> Routes:
+    """Reads a routes file; RouteError lists every problem of it.
+
+    imported: names of drafters by import path, which the file may have too.
+    """
     data = read(Path(path), RouteError)
     file, problems = validate(_File, data)
     listed = data.get("routes") if isinstance(data, Mapping) else None
@@ -221,12 +228,30 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
     raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
     for route in raw.values():
         log_renamed(route)
-    problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
+    names = imported or {}
+    known = None if known_drafters is None else {*known_drafters, *names}
+    problems += [*_order_problems(raw), *_drafter_problems(raw, known)]
     if file is None or problems:
         raise RouteError(*problems)
-    routes = file.routes
+    routes = tuple(_with_names(route, names) for route in file.routes)
     ends = routes and routes[-1].match is None
     return Routes(routes if ends else (*routes, Route(name=DEFAULT_NAME)))
+
+
+def import_paths(path: Path | str) -> list[str]:
+    """Those among the drafters of a routes file, whatever else is wrong with it."""
+    data = read(Path(path), RouteError)
+    listed = data.get("routes") if isinstance(data, Mapping) else None
+    routes = [route for route in (listed if isinstance(listed, list) else ()) if isinstance(route, Mapping)]
+    lists = [drafters for route in routes if isinstance(drafters := route.get("drafters"), list)]
+    return [name for names in lists for name in names if isinstance(name, str) and ":" in name]
+
+
+def _with_names(route: Route, names: Mapping[str, str]) -> Route:
+    """names: by import path."""
+    if route.drafters is None or not names:
+        return route
+    return route.model_copy(update={"drafters": tuple(names.get(one, one) for one in route.drafters)})
 
 
 def _order_problems(routes: Mapping[int, Mapping[Any, Any]]) -> Iterator[str]:
@@ -262,8 +287,13 @@ def _drafter_problems(
 class RouteFile(ReloadingFile[Routes]):
     """The routes of a file, as it is now."""
 
-    def __init__(self, path: Path | str, known_drafters: Collection[str] | None = None) -> None:
-        super().__init__(path, partial(load, known_drafters=known_drafters))
+    def __init__(
+        self,
+        path: Path | str,
+        known_drafters: Collection[str] | None = None,
+        imported: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(path, partial(load, known_drafters=known_drafters, imported=imported))
 
 
 def prompt_class(

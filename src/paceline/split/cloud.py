@@ -97,14 +97,15 @@ class SplitServing:
     def __init__(self, app: App, limits: SplitLimits | None = None) -> None:
         self.limits = limits or SplitLimits()
         self._serving: Serving = app.chat
+        self._engine = engine = app.engine
         self._authenticated = app.authenticated
-        drafter = self._serving.engine.llm.drafters[DRAFTER]
+        drafter = engine.llm.drafters[DRAFTER]
         assert isinstance(drafter, Mailbox)
         self.mailbox = drafter
         self.streams = Streams(self.limits.max_streams, self.limits.detached_s)
         self.tickets = Tickets()
         # At the start: 0.3 s for 150,000 tokens, during which the event loop would serve nobody.
-        llm = self._serving.engine.llm
+        llm = engine.llm
         tokenizer = llm.tokenizer
         pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
         self.fingerprint = fingerprint(pieces)
@@ -140,7 +141,7 @@ class SplitServing:
 
     @property
     def model(self) -> str:
-        return self._serving.engine.llm.name
+        return self._engine.llm.name
 
     def authenticate(self, ws: WebSocket, ticket: str) -> Key | None:
         if ticket:
@@ -164,6 +165,7 @@ class SplitServing:
                 http.state.ticket.leave(0, time.monotonic(), api_error(error).retryable)
             raise
         with serving.recorded(context):
+            await serving.load(http, context)
             read = partial(self._params, context, message)
             params = serving.limited(context, await off_loop(http, read))
             (prepared,) = await serving.prepare(context, [params])
@@ -184,8 +186,8 @@ class SplitServing:
         return Patience(wait_s, limits.max_reading_s, limits.max_patience_s)
 
     def _params(self, context: RequestContext, message: Open) -> GenerateParams:
-        request, llm = context.request, self._serving.engine.llm
-        spec, drafters = context.route.spec(llm.spec), self._serving.drafters
+        request, llm = context.request, self._engine.llm
+        spec, drafters = context.route.spec(llm.spec), self._engine.drafters
         if isinstance(request, ChatRequest):
             params = chat_params(request, spec, drafters, llm.tokenizer.template)
         else:
@@ -210,7 +212,7 @@ class SplitServing:
         serving, context = self._serving, stream.context
         try:
             with serving.recorded(context):
-                async with aclosing(serving.engine.generate(context, prepared)) as deltas:
+                async with aclosing(self._engine.generate(context, prepared)) as deltas:
                     async for _ in deltas:
                         stream.advance()
             serving.log.finished(context)
@@ -255,7 +257,7 @@ class SplitServing:
         self.mailbox.read_on(stream.output.seq.id)
 
     def _wake_engine(self) -> None:
-        self._serving.engine.thread.between_passes(lambda: None)
+        self._engine.thread.between_passes(lambda: None)
 
     def max_draft(self, stream: Stream) -> int:
         """Tokens that the next draft should have; 0 while drafts are rejected."""

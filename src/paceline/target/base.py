@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from torch import Tensor
+
 from paceline.errors import PromptTooLong
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner, HeadTarget
@@ -16,11 +18,15 @@ from paceline.types import CacheStats, Draft, Feed, LayerSkipTarget, Seq
 class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     """A model loaded from disk: every capability, and what `cost` needs to time its passes."""
 
+    width: int  # of a hidden state
     timed_contexts: tuple[int, ...]  # tokens before the rows of a timed pass, ascending
     disk_tier: bool  # its cache can keep pages on the disk
 
     def memory(self) -> Mapping[str, int]:
         """Bytes by use."""
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        """The norm before the output matrix. rows: [n, width] float32, of the last layer."""
 
     def flush(self, seconds: float) -> bool:
         """Waits until what the cache keeps on the disk is written; False: not in time."""

@@ -80,6 +80,11 @@ class Tokenizer:
         begins = self.adds_bos and (special if bos is None else bos)
         return [self.bos_id, *ids] if begins and self.bos_id is not None else list(ids)
 
+    def encode_whole(self, text: str) -> list[int]:
+        """A text by itself, to be embedded: with the begin and end tokens that the model wants."""
+        end = self._vocabulary.end_id
+        return [*self.encode(text), *(() if end is None else (end,))]
+
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The tokens' text; bytes that are not UTF-8 become U+FFFD."""
         text = b"".join(self.shown(i, skip_special) for i in ids).decode("utf-8", "replace")

@@ -63,9 +63,9 @@ UNAUTHORIZED: Final = "unauthorized"
 FORBIDDEN: Final = "forbidden"
 CONNECTIONS: Final = "connections"
 OUT_OF_MEMORY: Final = "out_of_memory"
-REFUSALS: Final = frozenset(
-    {KEY_LIMIT, UNAUTHORIZED, FORBIDDEN, CONNECTIONS, OUT_OF_MEMORY, *(row.refusal for row in _TABLE)}
-)
+NOT_LOADED: Final = "not_loaded"
+_OTHER_REFUSALS: Final = (KEY_LIMIT, UNAUTHORIZED, FORBIDDEN, CONNECTIONS, OUT_OF_MEMORY, NOT_LOADED)
+REFUSALS: Final = frozenset({*_OTHER_REFUSALS, *(row.refusal for row in _TABLE)})
 
 
 class ApiError(Exception):

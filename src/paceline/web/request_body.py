@@ -9,6 +9,8 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import cache, partial
 from inspect import signature
 from itertools import takewhile
@@ -39,6 +41,8 @@ MAX_DEPTH: Final = 64  # of nested lists and objects
 # functions of ours, between which other threads run.
 MAX_VALUES: Final = 500_000
 MAX_CONTAINERS: Final = 50_000  # lists and objects, which also cost the garbage collector time
+MAX_NAME: Final = 80  # characters of the name of an ignored parameter that are shown
+MAX_IGNORED: Final = 64  # unknown parameters of one request, where they are ignored
 MAX_KEYS: Final = 4096  # of one object: pydantic has an error for every unknown one
 _FAIL_FAST: Final = {
     kind
@@ -130,7 +134,7 @@ async def off_loop(http: Request, call: Callable[[], T]) -> T:
     if not http.state.large:
         return call()
     try:
-        result = _parsers().submit(call)
+        result = _parsers().submit(copy_context().run, call)
     except RuntimeError as problem:  # "can't start new thread"
         raise MemoryError from problem
     return await asyncio.wrap_future(result)
@@ -260,13 +264,68 @@ def _int(digits: str) -> int:
 
 
 def parse_request(data: Mapping[str, Any], model: type[M], within: str = "") -> M:
-    """A request's body, or the part of it at `within`; ApiError names the first bad parameter."""
+    """A request's body, or the part of it at `within`; ApiError names the first bad parameter.
+
+    Within `lenient`, unknown parameters are ignored.
+    """
     try:
         value = model.model_validate(data)
     except ValidationError as error:
-        raise _api_error(error, model, within) from None
+        ignored = _ignored.get()
+        if ignored is None:
+            raise _api_error(error, model, within) from None
+        value = _without_unknown(data, model, within, error, ignored)
     log_renamed(data)
     return value
+
+
+_ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)  # None: none is
+
+
+@contextmanager
+def lenient() -> Iterator[list[str]]:
+    """Bodies that are parsed inside may have unknown parameters; those ignored are in the list."""
+    names: list[str] = []
+    token = _ignored.set(names)
+    try:
+        yield names
+    finally:
+        _ignored.reset(token)
+
+
+def shown_name(name: str) -> str:
+    """The name of an ignored parameter, as a header and a metric's label may have it."""
+    return name[:MAX_NAME].encode("ascii", "backslashreplace").decode("ascii").replace(",", " ")
+
+
+def _without_unknown(
+    data: Mapping[str, Any], model: type[M], within: str, error: ValidationError, ignored: list[str]
+) -> M:
+    """Parses again, without the keys that nobody knows; any other error stays."""
+    while True:
+        found = error.errors(include_url=False, include_input=False)
+        extra = [each["loc"] for each in found if each["type"] == "extra_forbidden"]
+        unknown = [loc for loc in extra if _is_alias(model, loc) is None]
+        if not unknown or len(ignored) + len(unknown) > MAX_IGNORED:
+            raise _api_error(error, model, within) from None
+        for loc in unknown:
+            data = _without(data, loc)
+            ignored.append(".".join(filter(None, (within, json_path(loc)))))
+        try:
+            return model.model_validate(data)
+        except ValidationError as again:
+            error = again
+
+
+def _without(data: Any, loc: Loc) -> Any:
+    """A copy without the key at the end of a path, some parts of which name members of unions."""
+    part, *rest = loc
+    if isinstance(data, Mapping) and part in data:
+        kept = {key: value for key, value in data.items() if rest or key != part}
+        return kept | {part: _without(data[part], rest)} if rest else kept
+    if isinstance(data, list) and isinstance(part, int):
+        return [_without(value, rest) if i == part else value for i, value in enumerate(data)]
+    return _without(data, rest) if rest else data
 
 
 def _fail_fast(schema: Any) -> Any:
@@ -324,12 +383,19 @@ def _dotted(key: str) -> str:
 
 def unknown_key(model: type[BaseModel], at: Loc) -> str:
     """The message for a key that its object does not have; `at` ends with the key."""
+    if name := _is_alias(model, at):
+        return f"another name of {name!r}: give one of them"
+    return unknown_name("key", str(at[-1]), known_keys(model, at[:-1]))
+
+
+def _is_alias(model: type[BaseModel], at: Loc) -> str | None:
+    """The field that has the key as another name, if one does: the two were given together."""
     key = str(at[-1])
     for shape in _shapes(model, at[:-1]):
         for name, field in shape.model_fields.items():
             if isinstance(field.validation_alias, AliasChoices) and key in field.validation_alias.choices:
-                return f"another name of {name!r}: give one of them"
-    return unknown_name("key", key, known_keys(model, at[:-1]))
+                return name
+    return None
 
 
 def known_keys(model: type[BaseModel], at: Loc) -> list[str]:

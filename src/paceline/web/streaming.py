@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -169,6 +170,9 @@ async def gather_limited(jobs: Iterable[Coroutine[Any, Any, None]], limit: int) 
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for job in jobs:
-            job.close()  # one that never began would be reported as never awaited
+        try:  # a cancelled scope cancels this wait too
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for job in jobs:
+                if getcoroutinestate(job) == CORO_CREATED:
+                    job.close()  # one that never began would be reported as never awaited

@@ -4,6 +4,7 @@ chat.py                /v1/chat/completions: parse, admit, prepare, run, stream,
 completions.py         /v1/completions
 responses.py           /v1/responses
 prefill.py             /v1/prefill: prompts into the cache, and nothing generated
+embeddings.py          /v1/embeddings: hidden states pooled to vectors
 models.py              /v1/models, /tokenize, /detokenize
 serving.py             the parts that endpoints share
 rounds.py              the chunks of `stream_options.include_rounds`

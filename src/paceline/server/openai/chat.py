@@ -28,8 +28,9 @@ class ChatServing(ChunkServing):
         body, request = await read_request(http, ChatRequest, self.max_body)
         context = self.admission.admit(http, body, request, "chatcmpl-")
         with self.recorded(context):
-            llm = self.engine.llm
-            read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
+            engine = await self.load(http, context)
+            llm = engine.llm
+            read = partial(chat_params, request, context.route.spec(llm.spec), engine.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
             if not request.prefill:
                 await self.predict_tool_calls(context, request)
@@ -47,8 +48,8 @@ class ChatServing(ChunkServing):
             "id": context.id,
             "object": kind,
             "created": int(context.created),
-            "model": self.engine.llm.name,
-            "system_fingerprint": self.engine.fingerprint,
+            "model": context.model.name,
+            "system_fingerprint": context.engine.fingerprint,
         }
 
     def _completion(self, context: RequestContext) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class ChatServing(ChunkServing):
         if calls:
             message["tool_calls"] = calls
         logprobs = (
-            _logprobs(self.engine.llm.tokenizer, output.logprobs)
+            _logprobs(context.engine.llm.tokenizer, output.logprobs)
             if output.seq.params.logprobs is not None
             else None
         )
@@ -98,7 +99,7 @@ class ChatServing(ChunkServing):
         message = self._message_delta(context, output, delta.deltas)
         logprobs = None
         if output.seq.params.logprobs is not None and delta.tokens:
-            logprobs = _logprobs(self.engine.llm.tokenizer, delta.logprobs)
+            logprobs = _logprobs(context.engine.llm.tokenizer, delta.logprobs)
         if message or logprobs:
             yield self._chunk(context, output, message, logprobs)
         if delta.finish is not None:
@@ -136,7 +137,8 @@ class ChatServing(ChunkServing):
         }
 
     def _call_id(self, context: RequestContext, output: RequestOutput, call: int) -> str:
-        return call_id(f"{context.id}/{output.index}", call, self.engine.llm.tokenizer.tool_format)
+        format = context.engine.llm.tokenizer.tool_format
+        return call_id(f"{context.id}/{output.index}", call, format)
 
 
 def _logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -26,8 +26,9 @@ class CompletionServing(ChunkServing):
         body, request = await read_request(http, CompletionRequest, self.max_body)
         context = self.admission.admit(http, body, request, "cmpl-")
         with self.recorded(context):
-            prompts, spec = read_prompts(request.prompt), context.route.spec(self.engine.llm.spec)
-            read = partial(completion_params, request, prompts[0], spec, self.drafters)
+            prompts, engine = read_prompts(request.prompt), await self.load(http, context)
+            spec = context.route.spec(engine.llm.spec)
+            read = partial(completion_params, request, prompts[0], spec, engine.drafters)
             first = self.limited(context, await off_loop(http, read))
             params = [replace(first, prompt=prompt) for prompt in prompts]
         if request.stream:
@@ -40,16 +41,16 @@ class CompletionServing(ChunkServing):
             "id": context.id,
             "object": OBJECT,
             "created": int(context.created),
-            "model": self.engine.llm.name,
-            "system_fingerprint": self.engine.fingerprint,
+            "model": context.model.name,
+            "system_fingerprint": context.engine.fingerprint,
         }
 
     def _completion(self, context: RequestContext) -> dict[str, Any]:
-        choices = [self._choice(output) for output in context.outputs]
+        choices = [self._choice(context, output) for output in context.outputs]
         return {**self.head(context), "choices": choices, "usage": usage(context.outputs)}
 
-    def _choice(self, output: RequestOutput) -> dict[str, Any]:
-        logprobs = self._logprobs(output, output.logprobs, 0)
+    def _choice(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
+        logprobs = self._logprobs(context, output, output.logprobs, 0)
         return {
             "index": output.index,
             "text": output.content,
@@ -66,7 +67,7 @@ class CompletionServing(ChunkServing):
         text = "".join(part.text for part in delta.deltas if isinstance(part, ContentDelta))
         reason = output.finish_reason if delta.finish is not None else None
         if text or delta.tokens or reason is not None:
-            logprobs = self._logprobs(output, delta.logprobs, output.content_len - len(text))
+            logprobs = self._logprobs(context, output, delta.logprobs, output.content_len - len(text))
             yield self._chunk(context, output, text, logprobs, reason)
 
     def _chunk(
@@ -81,11 +82,11 @@ class CompletionServing(ChunkServing):
         return {**self.head(context), "choices": [choice]}
 
     def _logprobs(
-        self, output: RequestOutput, logprobs: Sequence[TokenLogprob], start: int
+        self, context: RequestContext, output: RequestOutput, logprobs: Sequence[TokenLogprob], start: int
     ) -> dict[str, Any] | None:
         if output.seq.params.logprobs is None:
             return None
-        return _logprob_lists(self.engine.llm.tokenizer, logprobs, start)
+        return _logprob_lists(context.engine.llm.tokenizer, logprobs, start)
 
 
 def _logprob_lists(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], start: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -10,7 +11,10 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from paceline.config import SpecConfig
 from paceline.errors import PacelineError, SettingError
+from paceline.server.async_engine import AsyncEngine
+from paceline.server.model_pool import ServedModel
 from paceline.server.openai.params import check_messages, template_variables
 from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.serving import Serving, request_error
@@ -18,6 +22,7 @@ from paceline.server.routes import Route
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
+from paceline.web.streaming import cancelled_by_disconnect
 
 _STARTED = int(time.time())
 MAX_TOKENIZE_BYTES: Final = 512 << 10  # of a body: a tokenizer needs some 300 bytes for each token
@@ -26,36 +31,33 @@ MAX_DETOKENIZE: Final = 131_072  # tokens, each of which may be a text of a hund
 
 
 class ModelServing(Serving):
-    def _card(self, name: str) -> dict[str, Any]:
-        llm = self.engine.llm
-        return {
-            "id": name,
-            "object": "model",
-            "created": _STARTED,
-            "owned_by": "paceline",
-            "max_model_len": llm.target.max_context,
-        }
-
-    async def models(self, http: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in self.admission.names]})
+    async def all(self, http: Request) -> Response:
+        cards = [_card(model, name) for model in self.models.models for name in model.names]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, http: Request) -> Response:
         name = http.path_params["name"]
-        self.admission.check_model(name)
-        return JSONResponse(self._card(name))
+        return JSONResponse(_card(self.models.find(name), name))
 
     async def routes(self, http: Request) -> Response:
         """What each route does now, and why. Its conditions are not told: they may be another key's."""
-        return JSONResponse({"object": "list", "data": [self._route(r) for r in self.admission.routes]})
+        loaded = self.models.loaded
+        routes = [
+            self._route(route, model, engine.llm.spec)
+            for model, engine in loaded
+            for route in self.admission.routes
+        ]
+        return JSONResponse({"object": "list", "data": routes})
 
-    def _route(self, route: Route) -> dict[str, Any]:
-        accounting, spec = self.log.metrics.accounting, route.spec(self.engine.llm.spec)
+    def _route(self, route: Route, model: ServedModel, default: SpecConfig) -> dict[str, Any]:
+        accounting, spec = model.metrics.accounting, route.spec(default)
         speculates = bool(spec.max_draft and set(spec.drafters) - {"none"})
         state, reason = accounting.state(route.name, speculates)
         figures, predicted = accounting.figures(route.name), accounting.prediction(route.name)
         return {
             "name": route.name,
             "object": "route",
+            "model": model.name,
             "drafters": list(spec.drafters),
             "max_draft": spec.max_draft,
             "adaptive": spec.adaptive,
@@ -68,20 +70,43 @@ class ModelServing(Serving):
 
     async def tokenize(self, http: Request) -> Response:
         body, request = await read_request(http, TokenizeRequest, min(self.max_body, MAX_TOKENIZE_BYTES))
-        self.admission.check_model(request.model)
-        llm = self.engine.llm
-        encode = partial(_encode, request, llm.tokenizer, body)
-        tokens = await self.engine.in_thread(encode, http.state.large)
+        async with self._loaded(http, request.model) as engine:
+            encode = partial(_encode, request, engine.llm.tokenizer, body)
+            tokens = await engine.in_thread(encode, http.state.large)
+            longest = engine.llm.target.max_context
         http.state.used_tokens = len(tokens)
-        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context}
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
         return await asyncio.to_thread(JSONResponse, answer)  # its text may be long
 
     async def detokenize(self, http: Request) -> Response:
         _, request = await read_request(http, DetokenizeRequest, min(self.max_body, MAX_DETOKENIZE_BYTES))
-        self.admission.check_model(request.model)
-        http.state.used_tokens = len(request.tokens)
-        text = await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)
+        async with self._loaded(http, request.model) as engine:
+            http.state.used_tokens = len(request.tokens)
+            text = await asyncio.to_thread(_decode, request, engine.llm.tokenizer)
         return await asyncio.to_thread(JSONResponse, {"prompt": text})
+
+    @asynccontextmanager
+    async def _loaded(self, http: Request, name: str | None) -> AsyncIterator[AsyncEngine]:
+        model = self.models.find(name)
+        if (engine := self.models.try_acquire(model)) is None:
+            async with cancelled_by_disconnect(http):
+                engine = await self.models.acquire(model)
+        try:
+            yield engine
+        finally:
+            self.models.release(model)
+
+
+def _card(model: ServedModel, name: str) -> dict[str, Any]:
+    """status: as llama.cpp's router gives it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "paceline",
+        "max_model_len": model.max_model_len,
+        "status": {"value": model.state},
+    }
 
 
 def _encode(request: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:

@@ -1,13 +1,19 @@
 """The OpenAPI document of the server, generated from the models of its request bodies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from paceline import __version__
-from paceline.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.server.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from paceline.server.openai.responses_protocol import ResponsesRequest
 
 Schema = dict[str, Any]
@@ -25,7 +31,7 @@ _PROBLEMS: Final = {
     429: "Too many requests, of this key or of all; `Retry-After` says when to try again.",
     431: "The headers are too large.",
     500: "The server failed; its log says more.",
-    503: "No room in the cache, or the server is shutting down.",
+    503: "No room in the cache, a model that cannot be loaded, or the server is shutting down.",
 }
 _RETRY_LATER: Final = (429, 503)
 _ANY: Final = (403, 405, 408, 431, 500)
@@ -88,6 +94,7 @@ _OPERATIONS: Final = (
         CompletionRequest,
         problems=_GENERATES,
     ),
+    Operation("/v1/embeddings", "Texts to vectors", "Embeddings", EmbeddingRequest, problems=_GENERATES),
     Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
     Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
     Operation("/v1/routes", "What each route does now, and why", "RouteList", problems=(*_ANY, 401)),
@@ -103,8 +110,8 @@ _OPERATIONS: Final = (
 )
 
 
-def document(model: str) -> Schema:
-    """`model`: the name of the one that is served."""
+def document(models: Sequence[str]) -> Schema:
+    """models: the names of those that are served."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -115,7 +122,7 @@ def document(model: str) -> Schema:
         },
         "paths": {each.path: {each.method: _operation(each)} for each in _OPERATIONS},
         "components": {
-            "schemas": _schemas(model),
+            "schemas": _schemas(models),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -166,22 +173,22 @@ def _problem(status: int) -> Schema:
     return schema
 
 
-def _schemas(model: str) -> dict[str, Schema]:
+def _schemas(models: Sequence[str]) -> dict[str, Schema]:
     schemas: dict[str, Schema] = {**BODIES, "Message": MESSAGE}
     for each in _OPERATIONS:
         for request in each.requests:
             schema = request.model_json_schema(ref_template=_REF)
             schemas |= schema.pop("$defs", {})
-            schemas[request.__name__] = _served(schema, model)
+            schemas[request.__name__] = _served(schema, models)
     return schemas
 
 
-def _served(shape: Schema, model: str) -> Schema:
-    """Restricts the model to the one that is served, and messages to what templates take."""
+def _served(shape: Schema, models: Sequence[str]) -> Schema:
+    """Restricts the model to those that are served, and messages to what templates take."""
     properties = shape["properties"]
     for one in properties["model"]["anyOf"]:
         if one.get("type") == "string":
-            one["enum"] = [model]
+            one["enum"] = list(models)
     if messages := properties.get("messages"):
         lists = [one for one in (messages, *messages.get("anyOf", ())) if one.get("type") == "array"]
         for one in lists:
@@ -257,8 +264,25 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Prefill": _object(**_HEAD, object={"const": "prefill"}, usage=_USAGE),
+    "Embeddings": _object(
+        object={"const": "list"},
+        model=_STRING,
+        data=_list(
+            _object(
+                object={"const": "embedding"},
+                index=_COUNT,
+                embedding={"anyOf": [_list({"type": "number"}), _STRING]},
+            )
+        ),
+        usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+    ),
     "Model": _object(
-        id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT
+        id=_STRING,
+        object={"const": "model"},
+        created=_COUNT,
+        owned_by=_STRING,
+        max_model_len={"type": ["integer", "null"], "minimum": 0},
+        status=_object(value={"enum": ["unloaded", "loading", "loaded", "failed"]}),
     ),
     "ModelList": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
     "RouteList": _object(
@@ -267,6 +291,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
             _object(
                 name=_STRING,
                 object={"const": "route"},
+                model=_STRING,
                 drafters=_list(_STRING),
                 max_draft=_COUNT,
                 state={"enum": ["off", "idle", "plain", "drafting"]},

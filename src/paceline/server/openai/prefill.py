@@ -28,6 +28,7 @@ class PrefillServing(Serving):
         request = await off_loop(http, partial(_parsed, body))
         context = self.admission.admit(http, body, request, "prefill-")
         with self.recorded(context):
+            engine = await self.load(http, context)
             params = [
                 self.limited(context, one) for one in await off_loop(http, partial(self._read, context))
             ]
@@ -36,19 +37,20 @@ class PrefillServing(Serving):
             "id": context.id,
             "object": OBJECT,
             "created": int(context.created),
-            "model": self.engine.llm.name,
-            "system_fingerprint": self.engine.fingerprint,
+            "model": context.model.name,
+            "system_fingerprint": engine.fingerprint,
             "usage": used,
         }
         return JSONResponse(answer | self.log.response_metrics(context))
 
     def _read(self, context: RequestContext) -> list[GenerateParams]:
-        request, spec = context.request, context.route.spec(self.engine.llm.spec)
+        request, engine = context.request, context.engine
+        spec = context.route.spec(engine.llm.spec)
         if isinstance(request, ChatRequest):
-            return [chat_params(request, spec, self.drafters, self.engine.llm.tokenizer.template)]
+            return [chat_params(request, spec, engine.drafters, engine.llm.tokenizer.template)]
         assert isinstance(request, CompletionRequest)
         prompts = read_prompts(request.prompt)
-        first = completion_params(request, prompts[0], spec, self.drafters)
+        first = completion_params(request, prompts[0], spec, engine.drafters)
         return [replace(first, prompt=prompt) for prompt in prompts]
 
 

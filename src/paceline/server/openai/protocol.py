@@ -152,10 +152,38 @@ class StructuredOutputs(RequestBody):
     whitespace: Literal["fixed", "compact", "flexible"] | None = None
 
 
-class GenerationRequest(RequestBody):
+class AdmittedRequest(RequestBody):
+    """The parameters of every request that takes part in passes."""
+
+    model: str | None = None  # None: the default one
+    user: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)  # vLLM's: only requests with the same one share caches
+    priority: int | None = Field(None, ge=-100, le=100)
+    remember: Remember = None
+    metadata: Metadata | None = None
+
+    @property
+    def end_user(self) -> str | None:
+        """The client's id of its user."""
+        return self.user
+
+    @property
+    def cache_key(self) -> str | None:
+        return None
+
+    @property
+    def streams(self) -> bool:
+        return False
+
+    @property
+    def report(self) -> bool | str | None:
+        """The `metrics` of the answer."""
+        return None
+
+
+class GenerationRequest(AdmittedRequest):
     """The parameters that chat and plain completions share. docs/server.md decides about each of OpenAI's."""
 
-    model: str | None = None  # None: the one that is served
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -178,25 +206,19 @@ class GenerationRequest(RequestBody):
     include_stop_str_in_output: Annotated[Never, never("append the stop text yourself")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    cache_salt: str | None = Field(None, min_length=1)  # vLLM's: only requests with the same one share caches
     speculative_config: SpeculativeConfig | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = Field(None, ge=-100, le=100)
-    remember: Remember = None
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
-    metadata: Metadata | None = None
     store: Store = None
     service_tier: ServiceTier | None = None
 
     @property
-    def end_user(self) -> str | None:
-        """The client's id of its user."""
-        return self.user
+    def streams(self) -> bool:
+        return bool(self.stream)
 
     @property
-    def cache_key(self) -> str | None:
-        return None
+    def report(self) -> bool | str | None:
+        return self.metrics
 
 
 class ChatRequest(GenerationRequest):
@@ -243,6 +265,12 @@ class CompletionRequest(GenerationRequest):
     suffix: Annotated[None, Absent("write the model's own marks for infilling into the prompt", ("",))] = None
     best_of: int | None = None  # only the number of choices that are returned
     prediction: Prediction | None = None
+
+
+class EmbeddingRequest(AdmittedRequest):
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)  # the first ones, made a vector of length 1 again
 
 
 class TokenizeRequest(RequestBody):

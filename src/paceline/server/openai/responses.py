@@ -81,11 +81,12 @@ class ResponsesServing(Serving):
         chat = await off_loop(http, partial(as_chat, request))
         context = self.admission.admit(http, body, chat, "resp_", id_bytes=24)
         with self.recorded(context):
-            llm = self.engine.llm
-            read = partial(chat_params, chat, context.route.spec(llm.spec), self.drafters)
+            engine = await self.load(http, context)
+            llm = engine.llm
+            read = partial(chat_params, chat, context.route.spec(llm.spec), engine.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
             await self.predict_tool_calls(context, chat)
-        builder = ResponseBuilder(context, request, self.engine.llm)
+        builder = ResponseBuilder(context, request, llm)
         if request.stream:
             events = self._events(context, params, builder)
             return await self.event_stream(http, context, events, lambda error: event(builder.failed(error)))
@@ -99,7 +100,7 @@ class ResponsesServing(Serving):
         begun = False
         with self.recorded(context):
             (prepared,) = await self.prepare(context, [params])
-            async with aclosing(self.engine.generate(context, prepared)) as deltas:
+            async with aclosing(context.engine.generate(context, prepared)) as deltas:
                 async for output, delta in deltas:
                     if not begun:
                         begun = True

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,7 +14,8 @@ from paceline.errors import ConstraintError, PacelineError, PromptTooLong, Setti
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import ADMITTED, AsyncEngine, GenerateParams, PreparedPrompt
-from paceline.server.openai.protocol import ChatRequest, StreamOptions
+from paceline.server.model_pool import ModelPool
+from paceline.server.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from paceline.server.openai.rounds import round_report
 from paceline.server.request_log import RequestLog
 from paceline.server.tool_prediction import PredictionRequest, ToolPrediction, predicted_field
@@ -46,18 +48,22 @@ _RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/response
 class Serving:
     """The base of an endpoint that generates text."""
 
-    engine: AsyncEngine
+    models: ModelPool
     admission: Admission
     log: RequestLog
     max_body: int = MAX_BODY  # bytes
     max_parallel: int = MAX_PARALLEL  # outputs at once of a request with many prompts
     keep_alive_s: float = KEEP_ALIVE_S  # without an event before a stream gets a comment; 0: none
 
-    @property
-    def drafters(self) -> dict[str, str]:
-        """The loaded drafters, by each name that a request may give them."""
-        llm = self.engine.llm
-        return {**llm.trained, **{name: name for name in llm.drafters}}
+    async def load(self, http: Request, context: RequestContext) -> AsyncEngine:
+        """The engine of the request's model, which stays loaded until the end of the request is recorded."""
+        model = context.model
+        if (loaded := self.models.try_acquire(model)) is not None:
+            return context.hold(loaded, partial(self.models.release, model))
+        async with cancelled_by_disconnect(http):
+            loaded = await self.models.acquire(model, context.deadline)
+            context.hold(loaded, partial(self.models.release, model))
+        return loaded
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
@@ -78,7 +84,7 @@ class Serving:
         if limit is not None and params.params.max_tokens > limit:
             fewest = min(params.params.min_tokens, limit)
             params = replace(params, params=replace(params.params, max_tokens=limit, min_tokens=fewest))
-        context.span.set_request(params.params, params.n, bool(context.request.stream))
+        context.span.set_request(params.params, params.n, context.request.streams)
         return params
 
     async def predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> None:
@@ -101,12 +107,13 @@ class Serving:
         self, context: RequestContext, params: Sequence[GenerateParams]
     ) -> list[PreparedPrompt]:
         """Tokenizes all prompts, and charges the key for all that they may use, before any of them runs."""
-        prepared = [await self.engine.prepare(context, params[0])]
+        engine = context.engine
+        prepared = [await engine.prepare(context, params[0])]
         prediction = prepared[0].first.seq.prediction  # indexed once for all prompts
         for i, one in enumerate(params[1:], 1):
             one = replace(one, prediction=prediction)
-            prepared.append(await self.engine.prepare(context, one, i * one.n))
-        context.charge(sum(map(self.engine.max_usage, prepared)))
+            prepared.append(await engine.prepare(context, one, i * one.n))
+        context.charge(sum(map(engine.max_usage, prepared)))
         return prepared
 
     async def run(self, http: Request, context: RequestContext, params: Sequence[GenerateParams]) -> None:
@@ -124,13 +131,13 @@ class Serving:
     ) -> dict[str, Any]:
         """Reads the prompts into the prefix cache, behind all requests that generate; returns the usage."""
         with self.recorded(context):
-            if context.request.stream:
+            if context.request.streams:
                 raise ApiError(400, "a prefill has no text to stream: leave stream out", param="stream")
         await self.run(http, context, [replace(one, prefill=True, n=1, prediction="") for one in params])
         return usage(context.outputs)
 
     async def _run_one(self, context: RequestContext, prepared: PreparedPrompt) -> None:
-        async with aclosing(self.engine.generate(context, prepared)) as deltas:
+        async with aclosing(context.engine.generate(context, prepared)) as deltas:
             async for _ in deltas:
                 pass
 
@@ -176,11 +183,12 @@ class ChunkServing(Serving):
         self, context: RequestContext, params: Sequence[GenerateParams]
     ) -> AsyncGenerator[bytes, None]:
         """The chunks of each round as they come, whatever its prompt; the usage if requested; DONE."""
+        assert isinstance(context.request, GenerationRequest)
         options = context.request.stream_options or StreamOptions()
         begun: set[int] = set()
         with self.recorded(context):
             prepared = await self.prepare(context, params)
-            streams = [self.engine.generate(context, one) for one in prepared]
+            streams = [context.engine.generate(context, one) for one in prepared]
             async with aclosing(merged(streams, max(1, self.max_parallel // params[0].n))) as deltas:
                 async for output, delta in deltas:
                     if output.index not in begun:
@@ -188,7 +196,8 @@ class ChunkServing(Serving):
                         unused = {"usage": None} if options.include_usage else {}
                         yield event(self.first_chunk(context, output) | unused)
                     if options.include_rounds and delta.tokens:
-                        report = {"choices": [], "round": round_report(self.engine.llm.tokenizer, output)}
+                        tokenizer = context.engine.llm.tokenizer
+                        report = {"choices": [], "round": round_report(tokenizer, output)}
                         yield event(self.head(context) | report | usage_so_far(options, context.outputs))
                     for chunk in self.chunks(context, output, delta):
                         yield event(chunk | usage_so_far(options, context.outputs))
@@ -252,7 +261,8 @@ def request_error(error: PacelineError, body: Mapping[str, Any]) -> ApiError:
     if isinstance(error, ConstraintError):
         return api_error(ConstraintError(error.reason, _constraint_param(error.param, body)))
     if isinstance(error, SettingError):
-        return api_error(error.renamed(_RENAMED.get(error.setting, error.setting)))
+        renamed = {**_RENAMED, "prompt": _prompt_param(body) or "prompt"}
+        return api_error(error.renamed(renamed.get(error.setting, error.setting)))
     about_prompt = isinstance(error, TextError | PromptTooLong)
     return api_error(error, _prompt_param(body) if about_prompt else None)
 

@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.errors import StoreError
 from paceline.server.admission import Admission, RequestContext
-from paceline.server.async_engine import AsyncEngine
 from paceline.server.request_log import REFUSED, RequestLog
 from paceline.trace.record import RequestRecord
 from paceline.web.api_errors import ApiError
@@ -40,13 +39,12 @@ class LiveServing:
 
     def __init__(
         self,
-        engine: AsyncEngine,
         admission: Admission,
         log: RequestLog,
         store: "Store | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._engine, self._admission, self._log = engine, admission, log
+        self._admission, self._log = admission, log
         self._store, self._clock = store, clock
         self._figures: tuple[float, Figures] = (-1.0, {})
         self._hours: dict[str | None, tuple[float, Figures]] = {}  # by key; None: of all
@@ -58,7 +56,7 @@ class LiveServing:
             self._figures = now, self._read_figures()
         shown = self._visible(http)
         listed = sorted(shown, key=lambda context: context.arrived)[:MAX_REQUESTS]
-        requests = [_in_flight(context, self._engine.llm.target.max_context) for context in listed]
+        requests = [_in_flight(context) for context in listed]
         more = len(shown) - len(listed)
         return JSONResponse({"at": now, "requests": requests, "more": more, "figures": self._figures[1]})
 
@@ -90,9 +88,8 @@ class LiveServing:
 
     def _read_figures(self) -> Figures:
         metrics = self._log.metrics
-        measured = metrics.accounting.measured()
         return read_figures(metrics.collect()) | {
-            "routes": {name: asdict(figures) for name, figures in measured.items()}
+            "routes": {name: asdict(figures) for name, figures in metrics.measured().items()}
         }
 
     def _read_hour(self, store: "Store", client: str | None) -> Figures:
@@ -107,24 +104,25 @@ class LiveServing:
         return {"stored": True, "since": begin, "until": now, **by_minute(records)}
 
 
-def _in_flight(context: RequestContext, max_context: int) -> Figures:
+def _in_flight(context: RequestContext) -> Figures:
     """One request; its figures are those of all its choices, its progress that of the first."""
     outputs = context.outputs
     stats = [output.stats() for output in outputs]
     shown: Figures = {
         "id": context.id,
         "endpoint": context.endpoint,
+        "model": context.model.name,
         "route": context.route.name,
         "client": context.client,
-        "stream": bool(context.request.stream),
+        "stream": context.request.streams,
         "seconds": time.perf_counter() - context.arrived,
         "choices": len(outputs),
-        "state": "preparing",
+        "state": "loading" if context.loaded is None else "preparing",
     }
     if not outputs:
         return shown
     seq, first = outputs[0].seq, stats[0]
-    room = max(1, min(seq.params.max_tokens, max_context - seq.prompt_len))
+    room = max(1, min(seq.params.max_tokens, context.engine.llm.target.max_context - seq.prompt_len))
     state = "queued" if not first.passes else "reading" if first.first_token_s is None else "writing"
     return shown | {
         "state": state,

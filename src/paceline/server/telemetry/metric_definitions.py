@@ -116,6 +116,12 @@ class PacelineMetrics:
             "predicted_tool_calls", "Tool calls predicted before they were written", ["outcome"]
         )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
+        self.ignored_parameters = counter(
+            "ignored_parameters", "Requests in which a lenient server ignored a parameter", ["parameter"]
+        )
+        self.model_loads = counter(
+            "model_loads", "Loads of a model on demand, and how often it was unloaded", ["outcome"]
+        )
         self.training_samples = counter("learn_texts", "Samples for online training", [])
         self.training_steps = counter("learn_steps", "Steps of online training", [])
         self.training_outcomes = counter("learn_versions", "Outcomes of online training", ["outcome"])

@@ -10,6 +10,7 @@ from typing import Concatenate, Final, ParamSpec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from paceline.server.telemetry.metric_definitions import (
     PacelineMetrics,
@@ -21,7 +22,7 @@ from paceline.server.telemetry.metric_definitions import (
     route_rates,
     route_speedups,
 )
-from paceline.server.telemetry.route_accounting import RouteAccounting
+from paceline.server.telemetry.route_accounting import PassCost, RouteAccounting, RouteFigures
 from paceline.trace.record import RequestStats
 from paceline.types import DiskCacheStats, Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS
@@ -35,6 +36,10 @@ LATER: Final = f"{MAX_POSITIONS}+"
 NONE: Final = "none"  # the label of an empty list of drafters
 MAX_LISTS: Final = 32  # lists of drafters with a label of their own
 MAX_ROUTES: Final = 64  # routes with a label of their own
+MAX_IGNORED: Final = 64  # unknown parameters with a label of their own
+SERVER_WIDE: Final = frozenset(  # metrics of no model: those of the first one count for all
+    ["paceline_refused", "paceline_ignored_parameters", "paceline_traces_lost"]
+)
 MAX_LIVE: Final = 8192  # outputs in flight with a known route
 _VLLM_REASON: Final[dict[Finish, str]] = {
     "stop": "stop",
@@ -90,6 +95,7 @@ class Metrics:
         self._routes: dict[str, _Route] = {}
         self._live: dict[str, _Live] = {}
         self._lists: set[str] = set()  # of drafters, that may be labels
+        self._ignored: set[str] = set()  # parameters that may be labels
         self._passes = _Passes()
         self._clock = clock
         self.add_routes((DEFAULT_ROUTE, OTHER, *routes))
@@ -97,6 +103,11 @@ class Metrics:
         _read(self._vllm.waiting, waiting)
         _read(self._vllm.cache_use, cache_use)
         _read(self._paceline.cache_use, cache_use)
+
+    def set_model(self, drafters: Collection[str], cost: PassCost | None) -> None:
+        """The model was loaded: its drafters, and the cost of its passes."""
+        self._drafters = frozenset(drafters)
+        self.accounting.cost = cost
 
     def add_routes(self, names: Iterable[str]) -> None:
         """Adds names that may be labels; those after the first MAX_ROUTES stay unknown."""
@@ -169,6 +180,18 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
         self._paceline.refused.labels(reason if reason in REFUSALS else OTHER).inc()
+
+    @_counted
+    def ignored_parameter(self, name: str) -> None:
+        """Names after the first MAX_IGNORED share a label, so that no client can add any number."""
+        if name not in self._ignored and len(self._ignored) < MAX_IGNORED:
+            self._ignored.add(name)
+        self._paceline.ignored_parameters.labels(name if name in self._ignored else OTHER).inc()
+
+    @_counted
+    def model_load(self, outcome: str) -> None:
+        """outcome: loaded, failed or unloaded."""
+        self._paceline.model_loads.labels(outcome).inc()
 
     @_counted
     def training_sample(self) -> None:
@@ -246,6 +269,59 @@ class Metrics:
             drafted.inc()
             if node in path:
                 accepted.inc()
+
+
+class ServerMetrics(Collector):
+    """The metrics of all models of a server. Of several, every sample of a model has its name as a label."""
+
+    def __init__(self, by_model: Mapping[str, Metrics]) -> None:
+        self._by_model = dict(by_model)
+        self._first = next(iter(by_model.values()))
+
+    def refused(self, reason: str) -> None:
+        """A request was not admitted, whatever model it was for."""
+        self._first.refused(reason)
+
+    def ignored_parameter(self, name: str) -> None:
+        """A lenient server ignored an unknown parameter of a request."""
+        self._first.ignored_parameter(name)
+
+    def measured(self) -> dict[str, RouteFigures]:
+        """Of late, by route; of several models, by model and route."""
+        if len(self._by_model) == 1:
+            return self._first.accounting.measured()
+        return {
+            f"{model} {route}": figures
+            for model, metrics in self._by_model.items()
+            for route, figures in metrics.accounting.measured().items()
+        }
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The body and its content type: OpenMetrics if the Accept header asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self), content_type
+
+    def collect(self) -> Iterable[Metric]:
+        """All that `render` shows."""
+        if len(self._by_model) == 1:
+            return self._first.collect()
+        families: dict[str, Metric] = {}
+        for model, metrics in self._by_model.items():
+            for family in metrics.collect():
+                if family.name not in SERVER_WIDE:
+                    family.samples = [_of_model(sample, model) for sample in family.samples]
+                elif metrics is not self._first:
+                    continue
+                families.setdefault(family.name, _without_samples(family)).samples += family.samples
+        return families.values()
+
+
+def _of_model(sample: Sample, model: str) -> Sample:
+    return sample._replace(labels={"model_name": model, **sample.labels})
+
+
+def _without_samples(family: Metric) -> Metric:
+    return Metric(family.name, family.documentation, family.type, family.unit)
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class RouteAccounting:
     """Adds up decoding rounds by route. cost: without it, speed-ups are not known and count as 1."""
 
     def __init__(self, cost: PassCost | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._cost, self._clock = cost, clock
+        self.cost, self._clock = cost, clock
         self._sums: dict[str, _Sums] = {}
         self._predicted: dict[str, Prediction] = {}
         self._logged_at = clock()
@@ -103,9 +103,9 @@ class RouteAccounting:
         sums.batch += r.batch
         sums.draft_us += r.draft_us / r.batch
         sums.target_us += r.target_us / r.batch
-        if self._cost is not None:
-            plain = self._cost(r.batch, r.start)
-            curve = max(plain, self._cost(r.rows, r.start))  # curves may cross where they are extrapolated
+        if self.cost is not None:
+            plain = self.cost(r.batch, r.start)
+            curve = max(plain, self.cost(r.rows, r.start))  # curves may cross where they are extrapolated
             sums.curve_us += 1000 * curve / r.batch
             sums.plain_us += 1000 * len(r.tokens) * plain / r.batch
         if sums.tokens > WINDOW:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config import EngineConfig
@@ -109,7 +110,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         )
         self._lent: dict[tuple[int, int], Tensor] = {}  # rows of the logits' buffer
         self._last: _ChosenTokens | None = None  # of the pass that may still be running
-        self.vocab_size = shape.vocab_size
+        self.vocab_size, self.width = shape.vocab_size, shape.width
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._weights.nbytes
@@ -122,6 +123,9 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def memory(self) -> Mapping[str, int]:
         buffers = nbytes(self._runner.buffers) + nbytes(self._runner.histories)
         return {"weights": nbytes(self._weights), "cache": nbytes(self._rows), "buffers": buffers}
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return F.rms_norm(rows, (self.shape.width,), self._weights.norm.to(rows.dtype), self.shape.norm_eps)
 
     def embeddings(self) -> TargetEmbeddings:
         return self._weights.embeddings(self.fingerprint)

@@ -105,6 +105,9 @@ class Decoder:
         norm = self._norm.weight.to(self.dtype)  # it was read in this type
         return TargetEmbeddings(self._embed, head, norm, fingerprint, self.shape.embed_scale)
 
+    def final_norm(self, x: Tensor) -> Tensor:
+        return self._norm(x)
+
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.shape.vocab_size)

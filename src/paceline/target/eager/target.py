@@ -61,7 +61,7 @@ class TorchTarget(PagedTarget[_FeedRecord]):
         cache, self._kv = _make_cache(weights.shape, config.cache_mb, self._decoder)
         super().__init__(cache, weights.shape.max_context)
         self._keys, self._values = self._kv.k.unbind(0), self._kv.v.unbind(0)
-        self.vocab_size = weights.shape.vocab_size
+        self.vocab_size, self.width = weights.shape.vocab_size, weights.shape.width
         self.layers, self.layer_share = weights.shape.layers, layer_share(weights.shape)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
@@ -79,6 +79,9 @@ class TorchTarget(PagedTarget[_FeedRecord]):
         gpu = device.type == "cuda"
         on = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
         return f"torch on {device}, {on}, {dtype}"
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return self._decoder.final_norm(rows)
 
     def embeddings(self) -> TargetEmbeddings:
         return self._decoder.embeddings(self.fingerprint)

@@ -18,7 +18,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline import limits
 from paceline.config import EngineConfig
@@ -73,7 +75,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
     ) -> None:
         self.path = path
         self.shape = shape = shape.within(config.max_model_len)
-        self.vocab_size = shape.vocab_size
+        self.vocab_size, self.width = shape.vocab_size, shape.width
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
@@ -118,6 +120,9 @@ class NativeTarget(PagedTarget[_FeedRecord]):
 
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return F.rms_norm(rows, (self.shape.width,), self._embeddings.norm, self.shape.norm_eps)
 
     def block_runner(self, head: StoredHead) -> NativeBlock | None:
         """On the target's own threads, for a block head of a supported shape."""

@@ -6,6 +6,7 @@ model_config.py  the configuration of a decoder
 gguf.py          a GGUF file as a checkpoint
 hf_folder.py     a Hugging Face folder as a checkpoint
 safetensors.py   tensor entries of the safetensors files in a folder
+pooling.py       how a model pools its hidden states to embeddings
 tensors.py       a tensor's entry in a file, its bytes, and the fingerprint of a model
 dequant.py       the block encodings of GGUF, decoded to float32
 """

@@ -34,6 +34,7 @@ def vocabulary_from_folder(folder: Path) -> Vocabulary:
         strips_first_space=strips,
         names=names,
         templates=_templates(folder, config),
+        end_id=_end_id(backend, config, bos_id, eos_id),
     )
 
 
@@ -90,6 +91,15 @@ def _adds_bos(backend: Backend, config: Mapping[str, Any], bos_id: int | None) -
     if "add_bos_token" in config:
         return bool(config["add_bos_token"])
     return bos_id is not None and backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+
+
+def _end_id(
+    backend: Backend, config: Mapping[str, Any], bos_id: int | None, eos_id: int | None
+) -> int | None:
+    if "add_eos_token" in config:
+        return eos_id if config["add_eos_token"] else None
+    ids = backend.encode("", add_special_tokens=True).ids
+    return ids[-1] if ids and ids[-1] != bos_id else None
 
 
 def _stated_ends(folder: Path) -> list[int]:

@@ -215,4 +215,5 @@ def _describe(
         strips_first_space=sentencepiece and bool(facts.get("add_space_prefix", True)),
         names={title: tokens[i] for n, title in titles.items() if (i := ids[n]) is not None},
         templates={"default": template} if template else {},
+        end_id=ids["eos"] if facts.get("add_eos_token") else None,
     )

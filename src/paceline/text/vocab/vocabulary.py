@@ -42,6 +42,7 @@ class Vocabulary:
     strips_first_space: bool  # encoding adds a space before the text, which decoding removes
     names: Mapping[str, str]  # bos_token, eos_token ...: variables of templates
     templates: Mapping[str, str]  # by name; "default" is the usual one
+    end_id: int | None = None  # the last token of a text that is embedded, where the model wants one
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token: none if it is padding."""

@@ -7,7 +7,7 @@ import { number, seconds, share, times } from "../format.js";
 const EVERY_MS = 1000;
 const HOUR_EVERY_MS = 15000;
 const WINDOW_S = 120; // of the chart of the throughput
-const STATES = { preparing: "preparing", queued: "waiting", reading: "reading the prompt", writing: "writing" };
+const STATES = { loading: "waiting for the model", preparing: "preparing", queued: "waiting", reading: "reading the prompt", writing: "writing" };
 
 export function mount(root, api) {
   const tiles = h("dl", { class: "tiles" });
