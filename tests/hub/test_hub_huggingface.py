@@ -250,6 +250,23 @@ def test_a_folder_that_a_removal_left_is_replaced(hub: ModelHub) -> None:
     assert pull("owner/quants").read_bytes() == GGUFS["m-Q4_K_M.gguf"]
 
 
+def test_a_pull_that_was_stopped_before_its_last_step_downloads_nothing_again(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(source: Path, goal: Path) -> None:
+        interrupt() if source.is_dir() else os.replace(source, goal)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.hub.huggingface.rename", stop)
+        with pytest.raises(PullError, match="was interrupted"):
+            pull("owner/folder")
+    assert [line.name for line in installed() if line.arrived] == ["owner/folder"]
+    assert not installed()[-1].pulled
+    hub.asked.clear()
+    assert sorted(file.name for file in pull("owner/folder").iterdir()) == sorted([*WANTED, "paceline.json"])
+    assert hub.downloads() == []
+
+
 def test_a_file_too_large_for_a_plain_download_says_what_to_do(
     hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ on the disk are kept here, since the library's own downloads begin from nothing 
 
 NAME.partial/FILE.DIGEST.part    what has arrived of a file; the digest tells revisions apart
 NAME.partial/FILE                a whole file, checked
-NAME.partial/journal.json        the digests of those
+NAME.partial/.journal            the digests of those
 NAME/                            renamed from NAME.partial when all files are there
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 LOOK_UP_S: Final = 60.0  # for the list of a repository's files
 MAX_FILE: Final = 50 * 10**9  # bytes: the hub sends larger files by a protocol of its own only
-_JOURNAL: Final = "journal.json"
+_JOURNAL: Final = ".journal"  # no file that a model needs is called so
 # Faults of this machine's disk; all others are the network's or the hub's.
 _LOCAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EIO)
 
@@ -82,6 +82,7 @@ def pull_repository(name: HubName, progress: Progress) -> Path:
             _declare_whole(listing, partial)
             shutil.rmtree(goal, ignore_errors=True)  # left by a removal that was cut short
             rename(partial, goal)
+            (goal / _JOURNAL).unlink(missing_ok=True)
         progress(chosen.size, chosen.size, f"{chosen.name} is ready")
     return goal / chosen.gguf if chosen.gguf else goal
 
@@ -172,8 +173,8 @@ def _digest(file: RepositoryFile, path: Path) -> str:
 def _declare_whole(listing: Listing, partial: Path) -> None:
     chosen = listing.selection
     names = [file.name for file in chosen.files]
-    for path in partial.iterdir():  # the journal, and files that only an earlier revision had
-        if path.name not in names:
+    for path in partial.iterdir():  # files that only an earlier revision had
+        if path.name not in (*names, _JOURNAL):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     manifest: dict[str, Any] = {
         "revision": listing.revision,

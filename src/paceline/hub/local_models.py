@@ -73,12 +73,11 @@ def installed() -> list[Installed]:
 
 def _hub_models() -> list[tuple[HubName, Path]]:
     """Of each model from a hub the name and the folder, which ends in UNFINISHED while files are missing."""
-    found = {}
-    for folder in sorted((home() / "hub").glob("*/*/")):
+    found: dict[HubName, Path] = {}
+    for folder in sorted((home() / "hub").glob("*/*/")):  # a whole one before an unfinished one
         name = HubName.parse(f"{folder.parent.name}/{folder.name.removesuffix(UNFINISHED)}")
-        whole = not folder.name.endswith(UNFINISHED)
-        if name and (whole == (folder / MANIFEST).is_file()):
-            found[name] = folder
+        if name and (folder.name.endswith(UNFINISHED) or (folder / MANIFEST).is_file()):
+            found.setdefault(name, folder)
     return list(found.items())
 
 
