@@ -12,6 +12,7 @@ import torch
 
 from paceline.config import DTYPES, FLOAT_DTYPES, EngineConfig
 from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError, UsageError
+from paceline.target import hardware
 from paceline.target.base import ModelTarget
 from paceline.target.cuda.driver import unusable
 from paceline.target.cuda.memory import MemoryPlan, planned_weights
@@ -225,6 +226,13 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
     return target
 
 
+def _why(path: str) -> str:
+    best = "the best this processor lists"
+    if path == library.TILES or not hardware.has(library.NEEDS[library.TILES]):
+        return best
+    return f"{best} but AMX, which a trial found {hardware.tiles(library.source_digest())}"
+
+
 def native_path() -> tuple[str | None, str]:
     """The native path this process would take, or None, and the reason."""
     choice = library.chosen()
@@ -232,7 +240,7 @@ def native_path() -> tuple[str | None, str]:
         return None, f"{library.SETTING}=torch"
     path = library.best_path(choice)
     if path is not None:
-        return path, "the best this processor lists" if choice == "auto" else "chosen by the user"
+        return path, _why(path) if choice == "auto" else "chosen by the user"
     if choice == "auto":
         return None, "the system lists none of AVX2, AVX-512 with VNNI and NEON for this processor"
     return None, f"the system does not list what {choice} needs for this processor"
