@@ -37,8 +37,8 @@ PL_INLINE Codes codes_of(const uint8_t* codes) {
     }
 }
 
-// The sums of R rows' dot products with a tile of outputs, from `start` on: eight inputs after the other are added, and
-// `finish` ends a run of them.
+// The sums of R rows' dot products with a tile of outputs: they start somewhere, eight inputs after the other are added,
+// and `finish` ends a run of them.
 template <int R>
 struct VectorSums {
     Ints each[R];
@@ -62,6 +62,7 @@ struct VectorSums {
 };
 
 #if defined(PACELINE_ROW_PAIRS)
+// Matrix products take two rows at once; dot products take the last of an odd number.
 template <int R>
 struct PairSums {
     RowPair pair[R / 2 + 1];
