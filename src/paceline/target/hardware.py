@@ -2,6 +2,7 @@
 
 Some machines list AMX among their features, yet its instructions are illegal, and a bfloat16 product that
 chooses them kills the process. A child process tries one; if it dies, oneDNN is capped to an ISA without AMX.
+Another tries the native engine's products on AMX tiles. Results are kept in cpu.json.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from paceline import limits
 from paceline.atomic import read_json, write_json
 from paceline.paths import home
 
+_Result = TypeVar("_Result", bound=str)
 Amx = Literal["absent", "works", "illegal"]
 Tiles = Literal["untried", "illegal", "unequal", "slower", "faster"]
 
@@ -109,10 +111,7 @@ def allow_tiles() -> bool:
     return not ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
 
 
-T = TypeVar("T", bound=str)
-
-
-def _remembered(what: str, results: tuple[T, ...], trial: Callable[[], T]) -> T:
+def _remembered(what: str, results: tuple[_Result, ...], trial: Callable[[], _Result]) -> _Result:
     """The result of a trial on this processor: from cpu.json, else from the trial."""
     path, key = home() / "cpu.json", f"{_cpuinfo().get('model name')}, {what}"
     known = read_json(path)

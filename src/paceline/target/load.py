@@ -13,6 +13,7 @@ import torch
 
 from paceline.config import DTYPES, FLOAT_DTYPES, EngineConfig
 from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError, UsageError
+from paceline.target import hardware
 from paceline.target.base import ModelTarget
 from paceline.target.cuda.driver import unusable
 from paceline.target.cuda.memory import MemoryPlan, planned_weights
@@ -295,6 +296,13 @@ def _dense_bytes(tensors: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
     return sum(entry.elements for entry in tensors.values()) * dtype.itemsize
 
 
+def _why(path: str) -> str:
+    best = "the best this processor lists"
+    if path == library.TILES or not hardware.has(library.NEEDS[library.TILES]):
+        return best
+    return f"{best} but AMX, which a trial found {hardware.tiles(library.source_digest())}"
+
+
 def native_path() -> tuple[str | None, str]:
     """The native path this process would take, or None, and the reason."""
     choice = library.chosen()
@@ -302,7 +310,7 @@ def native_path() -> tuple[str | None, str]:
         return None, f"{library.SETTING}=torch"
     path = library.best_path(choice)
     if path is not None:
-        return path, "the best this processor lists" if choice == "auto" else "chosen by the user"
+        return path, _why(path) if choice == "auto" else "chosen by the user"
     if choice == "auto":
         return None, "the system lists none of AVX2, AVX-512 with VNNI and NEON for this processor"
     return None, f"the system does not list what {choice} needs for this processor"

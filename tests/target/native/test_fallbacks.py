@@ -101,7 +101,7 @@ def test_eight_bits_without_a_compiler(model: Path) -> None:
 
 def test_a_setting_that_names_no_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SETTING, "nonsense")
-    with pytest.raises(UsageError, match=r"nonsense.*auto, avx512, avx2, portable, torch"):
+    with pytest.raises(UsageError, match=r"nonsense.*auto, amx, avx512, avx2, neon, portable, torch"):
         load_target(model, CONFIG)
 
 

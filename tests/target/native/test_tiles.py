@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.target import hardware
+from paceline.target.load import native_path
 from paceline.target.native import library, tile_trial
 from support.checks import same, story
 from support.native_targets import KINDS, built, native_target, pack, random_blocks, sized, tiny_model
@@ -98,6 +99,9 @@ def test_tiles_are_used_only_after_a_trial(
     trial(lists_amx, code)
     assert hardware.tiles(VERSION) == result
     assert (library.best_path("auto"), library.best_path("amx")) == (auto, chosen)
+    lists_amx.delenv(library.SETTING, raising=False)
+    suffix = "" if auto == library.TILES else f" but AMX, which a trial found {result}"
+    assert native_path() == (auto, f"the best this processor lists{suffix}")
 
 
 def test_a_trial_is_remembered_if_it_ran(lists_amx: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ PL_INLINE Codes codes_of(const uint8_t* codes) {
     }
 }
 
-// The sums of R rows' dot products with a tile of outputs, from `start` on: eight inputs after the other are added, and
-// `finish` ends a run of them.
+// The sums of R rows' dot products with a tile of outputs: they start somewhere, eight inputs after the other are added,
+// and `finish` ends a run of them.
 template <int R>
 struct VectorSums {
     Ints each[R];
@@ -56,12 +56,13 @@ struct VectorSums {
         w = codes_of<format, four + 1>(codes);
         PL_ROWS each[r] = dot<bits, four + 1>(each[r], w, x + r * kGroup);
     }
-    template <int first, int fours>
-    PL_INLINE void finish(const int8_t*) {}
+    template <int format, int first, int fours>
+    PL_INLINE void finish(const uint8_t*, const int8_t*) {}
     PL_INLINE Ints row(int r) const { return each[r]; }
 };
 
 #if defined(PACELINE_ROW_PAIRS)
+// Matrix products take two rows at once; dot products take the last of an odd number.
 template <int R>
 struct PairSums {
     RowPair pair[R / 2 + 1];
@@ -87,14 +88,14 @@ struct PairSums {
             odd = dot<bits, four + 1>(odd, second, x + (R - 1) * kGroup);
         }
     }
-    template <int first, int fours>
-    PL_INLINE void finish(const int8_t*) {}
+    template <int format, int first, int fours>
+    PL_INLINE void finish(const uint8_t*, const int8_t*) {}
     PL_INLINE Ints row(int r) const { return R % 2 && r == R - 1 ? odd : row_of(pair[r / 2], r % 2); }
 };
 template <int R>
 using RowSums = PairSums<R>;
 #elif defined(PACELINE_TILES)
-// A group's codes are unpacked to memory, from where a tile is loaded.
+// A tile is loaded from memory, to which a group's codes are unpacked.
 template <int R>
 struct TileSums {
     alignas(64) uint8_t unpacked[kGroup / 4 * 64];
@@ -106,11 +107,14 @@ struct TileSums {
     PL_INLINE void start() { PL_ROWS before[r] = no_ints(); }
     template <int format, int four>
     PL_INLINE void add_eight(const uint8_t* codes, const int8_t*) {
+        if constexpr (Traits<format>::bits == 8) return;  // nothing is packed
         store_codes(unpacked + four * 64, codes_of<format, four>(codes));
         store_codes(unpacked + (four + 1) * 64, codes_of<format, four + 1>(codes));
     }
-    template <int first, int fours>
-    PL_INLINE void finish(const int8_t* x) { multiply_tiles<first, fours>(x, unpacked, sums); }
+    template <int format, int first, int fours>
+    PL_INLINE void finish(const uint8_t* codes, const int8_t* x) {
+        multiply_tiles<first, fours>(x, Traits<format>::bits == 8 ? codes : unpacked, sums);
+    }
     PL_INLINE Ints row(int r) const { return before[r] + load_ints(sums + r * kTile); }
 };
 template <int R>
@@ -124,7 +128,7 @@ using RowSums = VectorSums<R>;
 template <int format, int first, class Sums, size_t... i>
 PL_INLINE void add_dots(Sums& sums, const uint8_t* codes, const int8_t* x, std::index_sequence<i...>) {
     (sums.template add_eight<format, first + 2 * (int)i>(codes, x), ...);
-    sums.template finish<first, 2 * (int)sizeof...(i)>(x);
+    sums.template finish<format, first, 2 * (int)sizeof...(i)>(codes, x);
 }
 
 // The scales of one tile, group by group.

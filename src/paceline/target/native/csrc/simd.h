@@ -19,8 +19,8 @@ namespace PACELINE_PATH {
 constexpr int kLanes = 16;
 
 // Denormals cost a hundred times a normal number and carry nothing here: while one of these lives they are flushed
-// to zero, on its thread. x86 rounds before it flushes and ARM after: a result less than half a unit in the last place
-// below 2 ** -126 is 2 ** -126 on the one and 0 on the other. Only sums of numbers as small can show it.
+// to zero, on its thread. x86 tells a denormal after rounding, ARM before: a result less than half a unit in the last
+// place below 2 ** -126 is 2 ** -126 on the one and 0 on the other. Only sums of numbers as small can show it.
 class NoDenormals {
 public:
 #if defined(__x86_64__)
