@@ -77,6 +77,8 @@ def test_models_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(out)
     assert facts["torch"]
     assert any("amx" in key.lower() for key in facts)
+    assert facts["config file"] == "none"
+    assert facts["native engine"].endswith("; compiled here") or facts["native engine"].startswith("not")
     assert facts["disk cache"].startswith("not used: " if facts["native engine"].startswith("not") else "in ")
 
 

@@ -211,7 +211,9 @@ def test_show_without_a_file_says_where_it_looked(capsys: pytest.CaptureFixture[
     assert run("config", "show") == 0
     out = capsys.readouterr().out
     assert all(str(place) in out for place in config.places())
-    assert out.startswith("config file: none")
+    assert out.startswith("config file: none: neither ")
+    assert run("--config", "none", "config", "show") == 0
+    assert capsys.readouterr().out == "config file: none\n"
 
 
 def test_help_shows_the_values_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:

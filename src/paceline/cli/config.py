@@ -35,16 +35,19 @@ class ConfigFile:
     path: Path | None = None  # None: there is none
     tables: Mapping[str, Any] = field(default_factory=dict)  # as in the file
     default_map: dict[str, Any] = field(default_factory=dict)  # by names of parameters
+    missing: tuple[Path, ...] = ()  # where it was looked for
 
     def __str__(self) -> str:
-        return f"none: neither {' nor '.join(map(str, places()))}" if self.path is None else str(self.path)
+        if self.path is not None:
+            return str(self.path)
+        return f"none: neither {' nor '.join(map(str, self.missing))}" if self.missing else "none"
 
 
-def places() -> list[Path]:
+def places() -> tuple[Path, ...]:
     """Where a file is looked for if none is named; the first one counts."""
     import platformdirs
 
-    return [Path.cwd() / NAME, platformdirs.user_config_path("paceline", appauthor=False) / NAME]
+    return Path.cwd() / NAME, platformdirs.user_config_path("paceline", appauthor=False) / NAME
 
 
 def read_config(given: str | None, context: typer.Context) -> ConfigFile:
@@ -53,7 +56,7 @@ def read_config(given: str | None, context: typer.Context) -> ConfigFile:
         return ConfigFile()
     path = Path(given) if given else next((place for place in places() if place.is_file()), None)
     if path is None:
-        return ConfigFile()
+        return ConfigFile(missing=places())
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -165,8 +168,9 @@ def _values(command: Any, table: Mapping[str, Any], at: tuple[str, ...]) -> Iter
         if isinstance(value, dict):
             yield from _values(command.commands[name], value, (*at, name))
             continue
-        variable = _options(command)[name].envvar
-        overridden_by = variable if variable and os.environ.get(variable) else None
+        named = _options(command)[name].envvar or []
+        variables = [named] if isinstance(named, str) else named
+        overridden_by = next((variable for variable in variables if os.environ.get(variable)), None)
         yield ConfigValue(".".join(at), name, _without_secrets(name, value), overridden_by)
 
 

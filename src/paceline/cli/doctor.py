@@ -35,6 +35,7 @@ def report() -> dict[str, Any]:
 
 def _native(device: str) -> str:
     """The path of the native engine that would run, and the reason."""
+    from paceline import native_build
     from paceline.errors import NotCompiled
     from paceline.target.load import native_path
     from paceline.target.native import library
@@ -46,9 +47,10 @@ def _native(device: str) -> str:
         return f"not used: {why}"
     try:
         library.load(path)
+        prebuilt = library.build(path).parent == native_build.PREBUILT
     except NotCompiled as error:
         return f"not used: {error}"
-    return f"{path}: {why}"
+    return f"{path}: {why}; {'prebuilt' if prebuilt else 'compiled here'}"
 
 
 def _disk_cache(device: str) -> str:
