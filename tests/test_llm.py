@@ -168,8 +168,9 @@ def output_spec() -> Any:
 @pytest.mark.model
 def test_remember_has_an_old_name(llm: LLM) -> None:
     assert llm.prepare("x", SamplingParams(), remember=False).seq.remember is False
-    with pytest.warns(DeprecationWarning, match="learn is now called remember"):
+    with pytest.warns(DeprecationWarning, match="learn is now called remember") as warned:
         llm.stream("x", max_tokens=1, learn=False).close()
+    assert warned[0].filename == __file__
 
 
 def test_drafters_may_still_read_the_old_name() -> None:

@@ -324,11 +324,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def whole_run(llm: LLM, spec: SpecConfig, temperature: float) -> list[Run]:
-    """Three runs, each of which goes on from the one before."""
+    """Two runs, the second of which goes on from the first."""
     runs: list[Run] = []
-    for question in ("What is in the north?", "And in the south?", "And in the east?"):
+    for question in ("What is in the north?", "And in the south?"):
         messages = [*(runs[-1].messages if runs else ()), {"role": "user", "content": question}]
-        settings: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_tokens": 96, "spec": spec}
+        settings: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_tokens": 80, "spec": spec}
         settings |= {"tenant": f"{spec.drafters}{temperature}", "parallel_tool_calls": False}
         runs.append(llm.run(messages, tools=[look], tool_choice="required", **settings))
     return runs

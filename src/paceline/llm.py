@@ -329,7 +329,7 @@ class LLM:
         assistant's. add_generation_prompt=False: it follows the last message without a new turn.
         """
         if learn is not None:
-            warn_renamed("learn", "remember")
+            warn_renamed("learn", "remember", stacklevel=4)  # whoever called `stream`
         output_spec = OutputSpec(
             tool_schemas(tools),
             tool_choice or "auto",

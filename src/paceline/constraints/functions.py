@@ -11,6 +11,7 @@ from typing import (
     Any,
     Final,
     Generic,
+    NotRequired,
     ParamSpec,
     TypeVar,
     get_args,
@@ -109,12 +110,11 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """The description of a function, and that of each parameter."""
     from docstring_parser import ParseError, parse
 
-    plain = inspect.isroutine(function) or isinstance(function, Tool)
-    text = inspect.getdoc(function) if plain else inspect.getdoc(_underlying(function))
+    text = inspect.getdoc(_underlying(function)) or ""
     try:
-        read = parse(text or "")
+        read = parse(text)
     except ParseError:
-        return (text or "").strip(), {}
+        return text.strip(), {}
     return (read.description or "").strip(), {
         param.arg_name: " ".join(param.description.split()) for param in read.params if param.description
     }
@@ -122,8 +122,6 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def _adapter(name: str, function: Callable[..., Any], described: Mapping[str, str]) -> "TypeAdapter[Any]":
     """Of a TypedDict with a key for each parameter; those with a default may be left out."""
-    from typing import NotRequired
-
     from pydantic import PydanticUserError, TypeAdapter, with_config
     from typing_extensions import TypedDict
 
@@ -150,7 +148,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
         parameters = inspect.signature(function).parameters.values()
         hints = get_type_hints(_underlying(function), include_extras=True)
     except (NameError, TypeError, ValueError) as problem:
-        hint = "its types must be names of its module, or no texts"
+        hint = "types in quotation marks must be names of its module"
         raise ConstraintError(
             f"the signature of {name} cannot be read ({problem}): {hint}", "tools"
         ) from None
