@@ -178,7 +178,7 @@ def test_show_says_if_memory_is_too_short(
     hub: ModelHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(capsys, "pull", NAME)
-    monkeypatch.setattr("paceline.target.hardware.available_memory", lambda: 200 << 20)
+    monkeypatch.setattr("paceline.limits.available_memory", lambda: 200 << 20)
     out = run(capsys, "show", NAME, "--device", "cpu")[1]
     assert "200 MiB that are free: DOES NOT FIT, use --cache-mb 19" in out
     assert as_json(capsys, "show", NAME, "--device", "cpu")["memory"]["fits"] is False

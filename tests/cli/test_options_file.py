@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[st
 def test_every_problem_is_said_at_once_with_its_place() -> None:
     lines = problems(
         "[serve]\nprot = 1\nport = 'x'\nkeep-alive = -1\nsingle-user = 1\n"
-        "[generate]\nstop = 'x'\nseed = [1]\nthreads = true\nmax-draft = 2\nmax_draft = 2\n"
+        "[generate]\nstop = {}\nseed = [1]\nthreads = true\nmax-draft = 2\nmax_draft = 2\n"
         "[serv]\n[gate]\nserve = 1\n"
     ).splitlines()
     path = Path(NAME).absolute()

@@ -122,9 +122,9 @@ def _value(parameter: Any, value: Any, context: typer.Context) -> Any:
             raise UsageError("expected true or false")
         return value
     several = parameter.nargs == -1 or getattr(parameter, "multiple", False)
-    if several != isinstance(value, list):
-        raise UsageError(f"expected {'a list' if several else 'one value, not a list'}")
-    values = value if several else [value]
+    if isinstance(value, list) and not several:
+        raise UsageError("expected one value, not a list")
+    values = value if isinstance(value, list) else [value]
     if not all(type(one) in (str, int, float) for one in values):
         raise UsageError(f"expected a text or a number{' in each place' if several else ''}")
     written = [str(one) for one in values]
