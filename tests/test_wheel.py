@@ -1,6 +1,7 @@
 """A wheel holds every library, prebuilt, and an installation of it needs no compiler."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -39,9 +40,16 @@ def test_a_path_that_the_compiler_does_not_know_is_left_out(
     compiler.write_text('#!/bin/sh\ncase "$*" in *avx512*) exit 1;; esac\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    known = [path for path in library.NEEDS if native_build.compiles(library.FLAGS[path])]
-    assert "portable" in known
-    assert "avx512" not in known
+    known = [path for path in library.paths_of("x86_64") if native_build.compiles(library.FLAGS[path])]
+    assert {"avx2vnni", "avx2", "portable"} == {*known}
+
+
+def test_every_path_belongs_to_an_architecture() -> None:
+    x86, arm = library.paths_of("x86_64"), library.paths_of("aarch64")
+    assert {"avx512", "avx2vnni", "avx2", "portable"} <= {*x86}
+    assert {*x86} & {*arm} == {"portable"}
+    assert {*x86} | {*arm} == {*library.NEEDS}
+    assert arm == library.paths_of("arm64")  # macOS calls it so
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +89,8 @@ def test_a_wheel_holds_the_libraries_that_are_built_here(wheel: Path) -> None:
         f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl"
     )
     held = {re.sub(r"(-\w{16}){2}\.so$", "", name): content for name, content in prebuilt(wheel).items()}
-    paths = [path for path in library.NEEDS if native_build.compiles(library.FLAGS[path])]
+    possible = library.paths_of(platform.machine())
+    paths = [path for path in possible if native_build.compiles(library.FLAGS[path])]
     assert {*held} == {"sampling", "suffix", *(f"forward-{path}" for path in paths)}
     for path in paths:
         assert held[f"forward-{path}"] == library.build(path).read_bytes()
@@ -105,7 +114,12 @@ def test_a_wheel_for_arm_is_cross_built(tmp_path: Path) -> None:
     made = build(tmp_path, CXX=CROSS)
     assert made.name.endswith("-py3-none-linux_aarch64.whl")
     held = prebuilt(made)
-    assert {"sampling", "suffix", "forward-portable"} <= {name.rsplit("-", 2)[0] for name in held}
+    paths = library.paths_of("aarch64")
+    assert {name.rsplit("-", 2)[0] for name in held} == {
+        "sampling",
+        "suffix",
+        *(f"forward-{p}" for p in paths),
+    }
     for content in held.values():
         assert content[:4] == b"\x7fELF"
         assert int.from_bytes(content[18:20], "little") == 183  # EM_AARCH64

@@ -215,6 +215,12 @@ def best_path(choice: str) -> str | None:
     return next((path for path in paths if hardware.has(NEEDS[path])), None)
 
 
+def paths_of(machine: str) -> list[str]:
+    """The paths of an architecture: those of ARM need asimd, those of x86 other features, portable none."""
+    arm = machine in ("aarch64", "arm64")
+    return [path for path, needs in NEEDS.items() if not needs or ("asimd" in needs) == arm]
+
+
 def sources(path: str) -> native_build.Sources:
     """Of the library for one path."""
     flags = f"-DPACELINE_PATH={path}", *FLAGS[path]
