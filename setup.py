@@ -33,8 +33,8 @@ def machine() -> str | None:
 
 
 def libraries() -> list[native_build.Sources]:
-    paths = [path for path in library.NEEDS if library.is_for(path, str(machine()))]
-    paths = [path for path in paths if native_build.compiles(library.FLAGS[path])]
+    possible = library.paths_of(machine() or "")
+    paths = [path for path in possible if native_build.compiles(library.FLAGS[path])]
     return [sampling.SOURCES, suffix.SOURCES, *(library.sources(path) for path in paths)]
 
 

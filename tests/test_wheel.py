@@ -1,6 +1,7 @@
 """A wheel holds every library, prebuilt, and an installation of it needs no compiler."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 from paceline import native_build
+from paceline.drafters.suffix import native as suffix
 from paceline.target.native import library
 
 ROOT = Path(__file__).parent.parent
@@ -20,16 +22,39 @@ CROSS = "aarch64-linux-gnu-g++"
 GENERATE = ("generate", "--prompt", "Count: one, two, three, one, two,", "--max-tokens", "12", "--seed", "7")
 
 
+def ask_setup(code: str, **more: str) -> list[str]:
+    """What setup.py answers without torch: an isolated build has what pyproject.toml requires for it."""
+    before = "import sys; sys.modules['torch'] = None\n"
+    before += "import setuptools; setuptools.setup = lambda **_: None; import setup\n"
+    command = [sys.executable, "-c", before + code]
+    environment = {**os.environ, **more}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 def test_every_source_is_in_a_library_of_the_wheel() -> None:
-    """setup.py lists them without torch: an isolated build has what pyproject.toml requires for it alone."""
-    code = "import sys; sys.modules['torch'] = None\n"
-    code += "import setuptools; setuptools.setup = lambda **_: None; import setup\n"
-    code += "print(*{unit.source for made in setup.libraries() for unit in made.units}, sep='\\n')"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     sources = {*(ROOT / "src").rglob("*.cpp")}
-    assert {Path(line) for line in done.stdout.split()} == sources
+    listed = ask_setup("print(*(unit.source for made in setup.libraries() for unit in made.units))")
+    assert {Path(line) for line in listed} == sources
     assert len(sources) >= 7
+
+
+def test_a_wheel_for_arm_is_cross_built(tmp_path: Path) -> None:
+    """Every path of ARM is in it, under a tag of its own; the smallest library is built as an example."""
+    if shutil.which(CROSS) is None:
+        pytest.skip(f"{CROSS} is not here: apt-get install g++-aarch64-linux-gnu")
+    names = ask_setup("print(*(made.name for made in setup.libraries()))", CXX=CROSS)
+    assert {*names} == {"sampling", "suffix", *(f"forward-{path}" for path in library.paths_of("aarch64"))}
+    code = "command = setup.PlatformWheel(setup.WithKernels()); command.finalize_options()\n"
+    assert ask_setup(code + "print(*command.get_tag())", CXX=CROSS) == ["py3", "none", "linux_aarch64"]
+    build = f"setup.native_build.prebuild(setup.suffix.SOURCES, setup.Path({str(tmp_path)!r}))"
+    (made,) = ask_setup(f"print({build})", CXX=CROSS)
+    content = Path(made).read_bytes()
+    assert content[:4] == b"\x7fELF"
+    assert int.from_bytes(content[18:20], "little") == 183  # EM_AARCH64
+    on_arm = native_build._source_digest(suffix.SOURCES, (), "aarch64")
+    assert Path(made).name.startswith(f"suffix-{on_arm}-")  # the name it is looked for there
 
 
 def test_a_path_that_the_compiler_does_not_know_is_left_out(
@@ -39,9 +64,16 @@ def test_a_path_that_the_compiler_does_not_know_is_left_out(
     compiler.write_text('#!/bin/sh\ncase "$*" in *avx512*) exit 1;; esac\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    known = [path for path in library.NEEDS if native_build.compiles(library.FLAGS[path])]
-    assert "portable" in known
-    assert "avx512" not in known
+    known = [path for path in library.paths_of("x86_64") if native_build.compiles(library.FLAGS[path])]
+    assert {"avx2vnni", "avx2", "portable"} == {*known}
+
+
+def test_every_path_belongs_to_an_architecture() -> None:
+    x86, arm = library.paths_of("x86_64"), library.paths_of("aarch64")
+    assert {"avx512", "avx2vnni", "avx2", "portable"} <= {*x86}
+    assert {*x86} & {*arm} == {"portable"}
+    assert {*x86} | {*arm} == {*library.NEEDS}
+    assert arm == library.paths_of("arm64")  # macOS calls it so
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +113,8 @@ def test_a_wheel_holds_the_libraries_that_are_built_here(wheel: Path) -> None:
         f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl"
     )
     held = {re.sub(r"(-\w{16}){2}\.so$", "", name): content for name, content in prebuilt(wheel).items()}
-    paths = [path for path in library.NEEDS if native_build.compiles(library.FLAGS[path])]
+    possible = library.paths_of(platform.machine())
+    paths = [path for path in possible if native_build.compiles(library.FLAGS[path])]
     assert {*held} == {"sampling", "suffix", *(f"forward-{path}" for path in paths)}
     for path in paths:
         assert held[f"forward-{path}"] == library.build(path).read_bytes()
@@ -96,19 +129,6 @@ def test_a_wheel_runs_on_systems_of_2021(wheel: Path) -> None:
     tag = re.search(r'platform tag:\s+"manylinux_2_(\d+)_', done.stdout)
     assert tag, done.stdout
     assert int(tag.group(1)) <= 34
-
-
-@pytest.mark.slow
-def test_a_wheel_for_arm_is_cross_built(tmp_path: Path) -> None:
-    if not any(Path(folder, CROSS).exists() for folder in os.get_exec_path()):
-        pytest.skip(f"{CROSS} is not here: apt-get install g++-aarch64-linux-gnu")
-    made = build(tmp_path, CXX=CROSS)
-    assert made.name.endswith("-py3-none-linux_aarch64.whl")
-    held = prebuilt(made)
-    assert {"sampling", "suffix", "forward-portable"} <= {name.rsplit("-", 2)[0] for name in held}
-    for content in held.values():
-        assert content[:4] == b"\x7fELF"
-        assert int.from_bytes(content[18:20], "little") == 183  # EM_AARCH64
 
 
 @pytest.mark.slow

@@ -1,51 +1,36 @@
-"""Values that a shell completes: models, drafters and other names. Each is looked up when it is asked for."""
+"""Values that a shell completes, looked up when asked for. typer offers those that fit what is typed."""
 
-from collections.abc import Callable, Iterable
-
-
-def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completes one of these names."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
-
-    return complete
+from collections.abc import Iterable
 
 
-def _models() -> list[str]:
+def models() -> list[str]:
     from paceline import hub
 
     return [model.name for model in hub.installed()]
-
-
-def _accept_rules() -> Iterable[str]:
-    from paceline.config import ACCEPT_RULES
-
-    return ACCEPT_RULES
-
-
-def _dtypes() -> Iterable[str]:
-    from paceline.config import DTYPES
-
-    return DTYPES
-
-
-def _tool_formats() -> Iterable[str]:
-    from paceline.text.tool_calls.formats import FORMATS
-
-    return FORMATS
 
 
 def drafters(incomplete: str) -> list[str]:
     """Completes the last name of a list: suffix,ngr becomes suffix,ngram."""
     from paceline.drafters import DRAFTERS
 
-    listed, comma, last = incomplete.rpartition(",")
+    listed, comma, _ = incomplete.rpartition(",")
     names = [name for name in DRAFTERS if name != "none"] if comma else ["auto", *DRAFTERS]
-    return [f"{listed}{comma}{name}" for name in names if name.startswith(last)]
+    return [f"{listed}{comma}{name}" for name in names]
 
 
-models = among(_models)
-accept_rules = among(_accept_rules)
-dtypes = among(_dtypes)
-tool_formats = among(_tool_formats)
+def accept_rules() -> Iterable[str]:
+    from paceline.config import ACCEPT_RULES
+
+    return ACCEPT_RULES
+
+
+def dtypes() -> Iterable[str]:
+    from paceline.config import DTYPES
+
+    return DTYPES
+
+
+def tool_formats() -> Iterable[str]:
+    from paceline.text.tool_calls.formats import FORMATS
+
+    return FORMATS

@@ -18,7 +18,6 @@ AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 NEON: Final = ("-DPACELINE_NEON", "-fno-schedule-insns")  # GCC would move loads up until registers run out
 _AVX512: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
-ARM: Final = ("aarch64", "arm64")
 TILES: Final = "avx512amx"  # used only where a trial shows that it works, is right and is faster
 NEEDS: Final = {
     TILES: (*_AVX512, "amx_tile", "amx_int8"),
@@ -227,11 +226,6 @@ def chosen() -> str:
     return choice
 
 
-def is_for(path: str, machine: str) -> bool:
-    """Whether a path is one of an architecture's, by the name that platform.machine has for it."""
-    return path == "portable" or ("asimd" in NEEDS[path]) == (machine in ARM)
-
-
 def best_path(choice: str) -> str | None:
     """The path to build for; None where a processor has none of the vector instructions it takes."""
     from paceline.target import hardware  # needs torch, which is not there when a wheel is built
@@ -249,6 +243,12 @@ def usable(path: str) -> bool:
     if not hardware.has(NEEDS[path]):
         return False
     return path != TILES or hardware.tiles(source_digest()) in ("slower", "faster")
+
+
+def paths_of(machine: str) -> list[str]:
+    """The paths of an architecture: those of ARM need asimd, those of x86 other features, portable none."""
+    arm = machine in ("aarch64", "arm64")
+    return [path for path, needs in NEEDS.items() if not needs or ("asimd" in needs) == arm]
 
 
 def sources(path: str) -> native_build.Sources:
