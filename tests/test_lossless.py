@@ -354,7 +354,7 @@ def test_residual_rules_keep_the_distribution_through_the_engine(
     accept: Accept, width: int, make: Callable[[ToyTarget], Drafter]
 ) -> None:
     """First three tokens of many seeds against the target's law, drafted by a real draft model."""
-    target, n, vocab = ToyTarget(4, memory=1), examples(4000), 4
+    target, n, vocab = ToyTarget(4, memory=1), examples(2000 * width), 4
     counts = np.zeros((vocab,) * 3)
     nodes = 0
     spec = SpecConfig(("model",), 4, width, adaptive=False, accept=accept)

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from bench.drafters import draft_pass
 from bench.drafters.draft_pass import COLUMNS, measure
 from bench.table import Table
 from paceline import LLM, EngineConfig
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_a_draft_and_the_pass_in_it_are_timed(smollm2_path: Path, dtype: str) -> None:
+def test_a_draft_and_the_pass_in_it_are_timed(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(draft_pass, "NEW_TOKENS", 8)
     llm = LLM(str(smollm2_path), trained=["smollm2-135m-block"], config=EngineConfig(dtype=dtype))
     rows = list(measure(llm, [(64, 0.0, 5), (64, 0.7, 5)], prompts=1, repeats=1))
     assert [row["temperature"] for row in rows] == [0.0, 0.7]
