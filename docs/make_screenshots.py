@@ -180,7 +180,7 @@ def advice_report(server: Running, folder: Path) -> Path:
     with traffic(server):
         time.sleep(TRAFFIC_S)
     source = ("--target", "smollm2-135m", "--store", f"sqlite:///{folder}/traces.db")
-    effort = ("--requests", "12", "--minutes", "2", "--max-tokens", "64")
+    effort = ("--requests", "12", "--minutes", "5", "--max-tokens", "64")
     return write_report(report, "advise", *source, *effort)
 
 
