@@ -11,7 +11,7 @@ const $ = (id) => document.getElementById(id);
 const PATIENCE_MS = 65_535; // for a draft: as long as the server allows; it is told at once where none will come
 const KEY = "paceline-key"; // as the page at / has it, for this tab
 
-let vocabulary = null, fingerprint = null, about = null, session = null;
+let vocabulary = null, fingerprint = null, about = null, session = null, best = null; // best: model drafter here
 
 const key = () => { try { return sessionStorage.getItem(KEY) ?? ""; } catch { return $("key").value; } };
 const headers = () => (key() ? { authorization: `Bearer ${key()}` } : {});
@@ -47,7 +47,7 @@ const connect = () => new WebSocket(`${location.origin.replace(/^http/, "ws")}/v
 const models = new Map(); // loaded, by the drafter's name
 
 async function chosenDrafter() {
-  const name = $("drafter").value;
+  const name = $("drafter").value === "model" ? best : $("drafter").value;
   if (name === "none" || fingerprint === null) return null;
   if (name === "ngram") return new NgramDrafter();
   if (!models.has(name)) models.set(name, await loadModel(name));
@@ -175,6 +175,10 @@ const draw = perFrame(() => {
 async function offer() {
   const adapter = about.onnxruntime ? await navigator.gpu?.requestAdapter().catch(() => null) : null;
   const can = { wllama: about.wllama, webgpu: about.onnxruntime && adapter, wasm: about.onnxruntime };
+  // A GPU before WebAssembly, unless it is emulated; wllama before ONNX, whose download is larger.
+  const emulated = adapter?.info?.isFallbackAdapter ?? adapter?.isFallbackAdapter ?? false;
+  best = [...(emulated ? [] : ["webgpu"]), "wllama", "wasm", "webgpu"].find((name) => can[name]) ?? null;
+  can.model = best;
   for (const [name, possible] of Object.entries(can)) $("drafter").querySelector(`[value="${name}"]`).disabled = !possible;
   if (fingerprint === null) note("This browser computes no SHA-256 outside of https and localhost: the answer comes without drafts.");
   else if (about.reason) note(about.reason);
