@@ -175,7 +175,7 @@ const draw = perFrame(() => {
 async function offer() {
   const adapter = about.onnxruntime ? await navigator.gpu?.requestAdapter().catch(() => null) : null;
   const can = { wllama: about.wllama, webgpu: about.onnxruntime && adapter, wasm: about.onnxruntime };
-  // A GPU before WebAssembly, unless it is emulated; wllama before ONNX, whose download is larger.
+  // A GPU before WebAssembly, unless it is emulated; wllama before ONNX, which starts and drafts far slower there.
   const emulated = adapter?.info?.isFallbackAdapter ?? adapter?.isFallbackAdapter ?? false;
   best = [...(emulated ? [] : ["webgpu"]), "wllama", "wasm", "webgpu"].find((name) => can[name]) ?? null;
   can.model = best;
