@@ -25,6 +25,7 @@ python -m bench gate                 the release gate: false verdicts and pairs 
 python -m bench gate-served          the release gate on a real model: good, equal and spoiled candidates
 python -m bench gateway              what the gate adds to a stream's latency, 1 and 200 at a time
 python -m bench split                a split deployment against plain streaming, as the round trip grows
+python -m bench browser-drafters     the model drafters of a browser: download, start, time of a token
 python -m bench vllm                 paceline's drafters inside vLLM against its own n-gram drafter
 python -m bench scale                the gain from speculation as load rises, simulated
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
@@ -63,6 +64,7 @@ COMMANDS = {
     "gate": "bench.gate.command",
     "gate-served": "bench.gate.served",
     "split": "bench.split",
+    "browser-drafters": "bench.browser_drafters",
     "vllm": "bench.vllm.command",
     "scale": "bench.scale",
     "pages": "bench.pages.command",

@@ -169,8 +169,8 @@ COLUMNS: Final = (
 
 
 @contextmanager
-def server(model: str, port: int, threads: int) -> Iterator[int]:
-    options = ["--split", "--port", str(port), "--store", "none", "--no-save-estimates"]
+def server(model: str, port: int, threads: int, *more: str) -> Iterator[int]:
+    options = ["--split", "--port", str(port), "--store", "none", "--no-save-estimates", *more]
     options += ["--log-level", "warning", "--single-user"]
     options += ["--threads", str(threads)] if threads else []
     command = [sys.executable, "-m", "paceline", "serve", model, *options]

@@ -142,6 +142,15 @@ def test_a_draft_of_the_whole_answer_comes_with_the_request(split_server: SplitS
     assert lied.passes == len(plain)
 
 
+def test_what_is_provisional_goes_with_the_end(split_server: SplitServer) -> None:
+    shown = list[tuple[tuple[int, ...], tuple[int, ...]]]()
+    edge = Edge(split_server.url, [Ngram()], EdgeSettings(Mode.PATIENT, LONG_MS))
+    request = mailbox_only(body(0.0))
+    result = asyncio.run(edge.generate(request, lambda *texts: shown.append(texts)))
+    assert any(provisional for _, provisional in shown)
+    assert shown[-1] == (result.token_ids, ())
+
+
 def test_a_text_ends_before_a_stop_string(split_server: SplitServer) -> None:
     request = body(0.0)
     whole = split_server.llm.tokenizer.decode(split_server.tokens(request), skip_special=True)

@@ -533,8 +533,7 @@ class _Run:
         if not answer.overlap and answer.hash != message.hash:
             raise _Cut("a commit has another hash")
         self._follow(tokens)
-        if self._update is not None:
-            self._update(tuple(answer.tokens), answer.expected)
+        self._show()
 
     def _new_tokens(self, message: Commit) -> tuple[int, ...]:
         """Those of a commit that are not known yet. Known ones must be the same."""
@@ -584,14 +583,18 @@ class _Run:
         answer.expected, answer.silent = tokens, 0
         self._drafts += 1
         await self._connection.send(answer.draft)
+        self._show()
+
+    def _show(self) -> None:
         if self._update is not None:
-            self._update(tuple(answer.tokens), answer.expected)
+            self._update(tuple(self._answer.tokens), self._answer.expected)
 
     def _check_end(self, message: End) -> None:
         answer = self._answer
         if (message.tokens, message.hash) != (answer.have, answer.hash):
             raise _Cut("the answer has another end")
-        answer.ended = message
+        answer.ended, answer.expected = message, ()
+        self._show()
 
     async def _failed(self, error: Error) -> None:
         answer = self._answer

@@ -12,7 +12,7 @@ import { WllamaDrafter } from "./wllama_drafter.js";
 const $ = (id) => document.getElementById(id);
 const PATIENCE_MS = 65_535; // for a draft: as long as the server allows; it is told at once where none will come
 
-let vocabulary = null, fingerprint = null, about = null, session = null;
+let vocabulary = null, fingerprint = null, about = null, session = null, best = null; // best: model drafter here
 
 const headers = () => (key.get() ? { authorization: `Bearer ${key.get()}` } : {});
 
@@ -38,7 +38,7 @@ const connect = () => new WebSocket(`${location.origin.replace(/^http/, "ws")}/v
 const models = new Map(); // loaded, by the drafter's name
 
 async function chosenDrafter() {
-  const name = $("drafter").value;
+  const name = $("drafter").value === "model" ? best : $("drafter").value;
   if (name === "none" || fingerprint === null) return null;
   if (name === "ngram") return new NgramDrafter();
   if (!models.has(name)) models.set(name, await loadModel(name));
@@ -164,6 +164,10 @@ const draw = perFrame(() => {
 async function offer() {
   const adapter = about.onnxruntime ? await navigator.gpu?.requestAdapter().catch(() => null) : null;
   const can = { wllama: about.wllama, webgpu: about.onnxruntime && adapter, wasm: about.onnxruntime };
+  // A GPU before WebAssembly, unless it is emulated; wllama before ONNX, which starts and drafts far slower there.
+  const emulated = adapter?.info?.isFallbackAdapter ?? adapter?.isFallbackAdapter ?? false;
+  best = [...(emulated ? [] : ["webgpu"]), "wllama", "wasm", "webgpu"].find((name) => can[name]) ?? null;
+  can.model = best;
   for (const [name, possible] of Object.entries(can)) $("drafter").querySelector(`[value="${name}"]`).disabled = !possible;
   if (fingerprint === null) note("This browser computes no SHA-256 outside of https and localhost: the answer comes without drafts.");
   else if (about.reason) note(about.reason);
