@@ -207,6 +207,14 @@ def test_a_request_names_it_by_its_name_and_never_by_a_path(module: Path) -> Non
         assert [route["drafters"] for route in found] == [["liar", "ngram"], ["echo", "suffix"]]
 
 
+def test_a_drafter_of_a_route_serves_no_other_request(module: Path) -> None:
+    routes = module / "routes.yaml"
+    routes.write_text(yaml.safe_dump({"routes": [{"name": "mine", "drafters": [f"{MODULE}:Liar"]}]}))
+    with toy_running(module, routes=str(routes)) as server:
+        assert server.app.engine.llm.spec.drafters == SpecConfig().drafters
+        assert "liar" in server.app.engine.llm.drafters
+
+
 def test_a_route_with_a_wrong_path_shows_at_the_start(module: Path) -> None:
     routes = module / "routes.yaml"
     routes.write_text(yaml.safe_dump({"routes": [{"name": "mine", "drafters": ["absent_module:X"]}]}))
