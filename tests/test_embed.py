@@ -12,7 +12,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from paceline import LLM, EngineConfig, SpecConfig
+from paceline.engine.pooling import Pooler
 from paceline.errors import PromptTooLong, SettingError, UsageError
+from paceline.types import HiddenRows, Seq
 from support.models import save_reference, some_tokens
 from support.native_targets import tiny_model
 from support.servers import TEMPLATE
@@ -73,7 +75,8 @@ def test_embeddings_are_the_hidden_states_of_transformers(
     llm = LLM(str(tmp_path), config=CONFIG)
     assert llm.pooling == pooling
     texts = [some_tokens(length, seed=length, vocab=VOCAB) for length in LENGTHS]
-    for again in range(2):  # the second time, much of each text is in the prefix cache
+    llm.prefill(texts[-1])  # into the prefix cache, where only the last token's state may be left out
+    for again in range(2):
         for tokens, found in zip(texts, llm.embed(texts), strict=True):
             assert torch.dist(torch.tensor(found), expected(reference, tokens, pooling)) < 1e-5, again
             assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
@@ -96,6 +99,17 @@ def test_a_text_that_gave_its_place_back_is_pooled_once(tmp_path: Path) -> None:
         llm.engine.step()
     found = request.seq.reader.vector()  # type: ignore[union-attr]
     assert torch.dist(found, expected(reference, tokens, "mean")) < 1e-5
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_rows_that_come_twice_count_once(pooling: str) -> None:
+    states = torch.arange(1.0, 13.0).view(6, 2)
+    seq = Seq("s", [0] * 6, 6)
+    pooler = Pooler(pooling, 3, lambda rows: rows)
+    for start, end in ((0, 3), (1, 3), (2, 5), (5, 6), (0, 6)):
+        pooler.on_hidden(HiddenRows(seq, start, {3: states[start:end]}))
+    wanted = {"mean": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
+    assert torch.allclose(pooler.vector(), torch.nn.functional.normalize(wanted, dim=0))
 
 
 def test_a_stream_is_in_every_pass_while_a_text_is_read(tmp_path: Path) -> None:

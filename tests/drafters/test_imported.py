@@ -166,7 +166,11 @@ def test_whatever_a_drafter_does_the_text_is_the_models(toy: LLM, caplog: pytest
 
 def test_a_good_drafter_of_ones_own_is_accepted(toy: LLM) -> None:
     found = toy.generate(
-        "one two three", spec=SpecConfig(("echo",)), max_tokens=32, temperature=0, ignore_eos=True
+        "one two three",
+        spec=SpecConfig(("echo",), adaptive=False),
+        max_tokens=32,
+        temperature=0,
+        ignore_eos=True,
     )
     assert found.accepted["echo"] > 0  # the toy repeats itself
 
@@ -201,6 +205,14 @@ def test_a_request_names_it_by_its_name_and_never_by_a_path(module: Path) -> Non
         assert "antigravity" not in sys.modules
         found = httpx.get(f"{server.url}/v1/routes", trust_env=False).json()["data"]
         assert [route["drafters"] for route in found] == [["liar", "ngram"], ["echo", "suffix"]]
+
+
+def test_a_drafter_of_a_route_serves_no_other_request(module: Path) -> None:
+    routes = module / "routes.yaml"
+    routes.write_text(yaml.safe_dump({"routes": [{"name": "mine", "drafters": [f"{MODULE}:Liar"]}]}))
+    with toy_running(module, routes=str(routes)) as server:
+        assert server.app.engine.llm.spec.drafters == SpecConfig().drafters
+        assert "liar" in server.app.engine.llm.drafters
 
 
 def test_a_route_with_a_wrong_path_shows_at_the_start(module: Path) -> None:
