@@ -14,6 +14,8 @@ from paceline.cli import main
 from paceline.errors import UsageError
 from support.servers import IDLE_S, Running, toy_chat_model, toy_running, until
 
+pytestmark = pytest.mark.slow
+
 LONG = "You are a careful assistant with many rules. " * 12
 TOOLS = [{"type": "function", "function": {"name": f"tool_{i}", "parameters": {}}} for i in range(4)]
 

@@ -17,6 +17,8 @@ from paceline.trace.store import Store
 from paceline.web.connections import ConnectionLimits
 from support.servers import START_S, toy_chat_model, until
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_third_ctrl_c_cuts_connections(tmp_path: Path) -> None:
     """A client that does not read keeps its connection after the second one."""

@@ -1,5 +1,6 @@
 """Servers for tests: in a thread or in a process, of the real model or of a tiny one of random weights."""
 
+import secrets
 import signal
 import socket
 import subprocess
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from random import randrange
 from typing import Any
 
 import httpx
@@ -134,7 +134,7 @@ class Process:
 def free_port() -> int:
     """Below those that the system gives out: no client beside has it before its server does."""
     while True:
-        port = randrange(10_000, 30_000)
+        port = 10_000 + secrets.randbelow(20_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

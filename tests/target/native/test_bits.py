@@ -73,6 +73,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", SETTINGS)
 def test_every_setting_of_the_decoder(tmp_path: Path, family: str) -> None:
     save_reference(family, tmp_path, head_dim=32, hidden_size=96, **SETTINGS[family])
