@@ -24,7 +24,7 @@ def shim() -> ctypes.CDLL:
     if not hardware.has(library.NEEDS["avx512"]):
         pytest.skip("the CPU lists no AVX-512 with VNNI")
     if library.usable(library.TILES):
-        # One process would share static variables of both libraries (GNU unique symbols).
+        # Libraries of one namespace share static variables in a process (GNU unique symbols).
         pytest.skip("the instructions themselves run here: test_products.py and test_bits.py test them")
     built("avx512")
     return library.load(library.TILES, SHIM)
