@@ -20,7 +20,7 @@ from bench.network import Network, network
 from paceline.drafters.mailbox import _Box, _Post
 from paceline.drafters.ngram import Ngram
 from paceline.split import wire
-from paceline.split.edge import Edge, EdgeResult, ServerError
+from paceline.split.edge import Edge, EdgeResult, EdgeSettings, ServerError
 from paceline.split.streams import MAX_TICKETS, MAX_TICKETS_OF_KEY, TICKET_S, Stream, Tickets
 from paceline.split.wire import (
     Cancel,
@@ -124,6 +124,15 @@ def test_a_lying_client_gets_the_targets_text(lie: str, mode: Mode, split_server
 
 def wire_base(split_server: SplitServer) -> int:
     return extend_hash(wire.HASH_START, split_server.llm.tokenizer.encode(BODY["prompt"]))
+
+
+def test_nothing_is_learned_from_a_client_for_others(split_server: SplitServer) -> None:
+    result = run(Edge(split_server.url, [Ngram()], EdgeSettings(Mode.PATIENT, LONG_MS)).generate(BODY))
+    assert result.report["drafted_tokens"] > 0
+    learned = split_server.running.app.engine.llm.saved_estimates._estimates
+    for by_route in (learned.acceptance, learned.gains):
+        assert by_route
+        assert not any(drafter == "mailbox" for _, drafter in by_route)
 
 
 def test_drafts_of_another_vocabulary_are_dropped_and_the_text_is_streamed(split_server: SplitServer) -> None:
@@ -286,6 +295,32 @@ def test_a_request_is_refused_as_over_http_and_the_next_one_is_served(
 
 
 # Patience
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "adaptive"),
+    [
+        (Mode.PATIENT, {}, False),
+        (Mode.PATIENT, {"drafters": ["mailbox"]}, False),
+        (Mode.PATIENT, {"adaptive": True}, True),
+        (Mode.OPPORTUNISTIC, {}, True),
+    ],
+)
+def test_a_patient_server_verifies_whole_drafts_unless_it_is_told_otherwise(
+    mode: Mode, asked: dict[str, Any], adaptive: bool, start_split: Start
+) -> None:
+    running, split = start_split()
+    running.app.engine.llm.spec = replace(running.app.engine.llm.spec, adaptive=True)
+
+    async def test() -> Stream | None:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            return split.streams.find((await client.open({**BODY, "speculative_config": asked}, mode)).secret)
+
+    stream = run(test())
+    assert stream is not None
+    assert stream.output.seq.spec.adaptive is adaptive
+    assert stream.output.seq.spec.drafters[0] == "mailbox"
 
 
 def test_a_drafter_that_still_reads_is_waited_for(split_server: SplitServer) -> None:
