@@ -190,6 +190,7 @@ class Unhashable:
     name: str
     taps: tuple[int, ...] = ()
     interleaves: bool = False
+    private: bool = False
     fingerprint: str = ""
     calls: int = 0
 
