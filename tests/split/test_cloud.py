@@ -20,7 +20,7 @@ from bench.network import Network, network
 from paceline.drafters.mailbox import _Box, _Post
 from paceline.drafters.ngram import Ngram
 from paceline.split import wire
-from paceline.split.edge import Edge, EdgeResult, ServerError
+from paceline.split.edge import Edge, EdgeResult, EdgeSettings, ServerError
 from paceline.split.streams import MAX_TICKETS, MAX_TICKETS_OF_KEY, TICKET_S, Stream, Tickets
 from paceline.split.wire import (
     Cancel,
@@ -56,7 +56,7 @@ WAITING: dict[str, Any] = {"mode": Mode.PATIENT, "wait_ms": LONG_MS}
 
 
 def run(test: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(test, 100))
+    return asyncio.run(asyncio.wait_for(test, 300))
 
 
 async def follow(client: RawClient, text: Sequence[int]) -> End:
@@ -124,6 +124,15 @@ def test_a_lying_client_gets_the_targets_text(lie: str, mode: Mode, split_server
 
 def wire_base(split_server: SplitServer) -> int:
     return extend_hash(wire.HASH_START, split_server.llm.tokenizer.encode(BODY["prompt"]))
+
+
+def test_nothing_is_learned_from_a_client_for_others(split_server: SplitServer) -> None:
+    result = run(Edge(split_server.url, [Ngram()], EdgeSettings(Mode.PATIENT, LONG_MS)).generate(BODY))
+    assert result.report["drafted_tokens"] > 0
+    learned = split_server.running.app.engine.llm.saved_estimates._estimates
+    for by_route in (learned.acceptance, learned.gains):
+        assert by_route
+        assert not any(drafter == "mailbox" for _, drafter in by_route)
 
 
 def test_drafts_of_another_vocabulary_are_dropped_and_the_text_is_streamed(split_server: SplitServer) -> None:
@@ -288,6 +297,32 @@ def test_a_request_is_refused_as_over_http_and_the_next_one_is_served(
 # Patience
 
 
+@pytest.mark.parametrize(
+    ("mode", "asked", "adaptive"),
+    [
+        (Mode.PATIENT, {}, False),
+        (Mode.PATIENT, {"drafters": ["mailbox"]}, False),
+        (Mode.PATIENT, {"adaptive": True}, True),
+        (Mode.OPPORTUNISTIC, {}, True),
+    ],
+)
+def test_a_patient_server_verifies_whole_drafts_unless_it_is_told_otherwise(
+    mode: Mode, asked: dict[str, Any], adaptive: bool, start_split: Start
+) -> None:
+    running, split = start_split()
+    running.app.engine.llm.spec = replace(running.app.engine.llm.spec, adaptive=True)
+
+    async def test() -> Stream | None:
+        async with raw_client(running.url) as client:
+            await client.hello(split.fingerprint)
+            return split.streams.find((await client.open({**BODY, "speculative_config": asked}, mode)).secret)
+
+    stream = run(test())
+    assert stream is not None
+    assert stream.output.seq.spec.adaptive is adaptive
+    assert stream.output.seq.spec.drafters[0] == "mailbox"
+
+
 def test_a_drafter_that_still_reads_is_waited_for(split_server: SplitServer) -> None:
     split, plain = split_server.split, split_server.tokens(BODY)
 
@@ -429,7 +464,7 @@ def test_a_cancelled_answer_ends_at_once(split_server: SplitServer) -> None:
             return await client.rest()
 
     assert run(test()).finish == Finish.CANCELLED
-    assert until(lambda: split_server.running.in_flight == 0, 20)
+    assert until(lambda: split_server.running.in_flight == 0, 60)
     assert len(split_server.split.mailbox) == 0
 
 
@@ -443,14 +478,15 @@ def test_nobody_reads_an_answer_that_has_no_connection_for_long(start_split: Sta
             await client.commit()
 
     run(test())
-    assert until(lambda: running.in_flight == 0, 20)
-    assert until(lambda: len(split.streams) == 0, 20)
+    assert until(lambda: running.in_flight == 0, 60)
+    assert until(lambda: len(split.streams) == 0, 60)
     assert len(split.mailbox) == 0
 
 
 @pytest.mark.parametrize("says_hello", [False, True])
 def test_a_connection_that_says_nothing_ends(says_hello: bool, start_split: Start) -> None:
-    running, split = start_split(replace(GENEROUS, **{SHORT[says_hello]: 0.2}))
+    limits = replace(GENEROUS, idle_timeout_s=0.2) if says_hello else replace(GENEROUS, hello_timeout_s=0.2)
+    running, split = start_split(limits)
 
     async def test() -> None:
         async with raw_client(running.url) as client:
@@ -460,9 +496,6 @@ def test_a_connection_that_says_nothing_ends(says_hello: bool, start_split: Star
                 await client.receive()
 
     run(test())
-
-
-SHORT = {False: "hello_timeout_s", True: "idle_timeout_s"}
 
 
 def test_streams_are_bounded_and_those_that_nobody_reads_make_room(start_split: Start) -> None:
@@ -656,7 +689,7 @@ def test_a_stream_counts_and_is_traced_like_any_request(start_split: Start, tmp_
     metrics = httpx.get(f"{running.url}/metrics", trust_env=False).text
     assert re.search(r"^vllm:generation_tokens_total{.*} 60\.0$", metrics, re.MULTILINE)
     store = Store.open(str(tmp_path / "traces.db"))
-    assert until(lambda: len(store.list()) == 1, 20)
+    assert until(lambda: len(store.list()) == 1, 60)
     (record,) = store.list()
     store.close()
     assert record.endpoint == "/v1/split"

@@ -36,7 +36,7 @@ class RawClient:
         await self.ws.send_bytes(encode(message))
 
     async def receive(self) -> ServerMessage:
-        message = await self.ws.receive(30)
+        message = await self.ws.receive(120)
         if message.type is not aiohttp.WSMsgType.BINARY:
             raise Closed(self.ws.close_code)
         return decode_server(message.data)
