@@ -44,6 +44,53 @@ def test_routes_check_lists_what_was_understood(capsys: pytest.CaptureFixture[st
     assert json.loads(out)["routes"][0]["match"] == {"path": "/v1/*", "tools": ["edit_file"]}
 
 
+def test_routes_check_imports_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text(ROUTES.replace("[prediction, suffix]", "['absent_module:Echo']"))
+    code, out, _ = run(capsys, "routes", "check", file)
+    assert (code, 'drafters=["absent_module:Echo"]' in out) == (0, True)
+
+
+def test_serve_takes_several_models_or_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seen: list[launch.ServerSettings] = []
+    monkeypatch.setattr(launch, "run", lambda settings, extend: seen.append(settings))
+    several = (
+        "serve",
+        "a",
+        "b",
+        "--max-loaded",
+        "1",
+        "--models-memory-mb",
+        "900",
+        "--max-draft",
+        "3",
+        "--lenient",
+    )
+    assert run(capsys, *several)[0] == 0
+    assert [(one.model, one.names, one.max_draft) for one in seen[0].models] == [
+        ("a", ("a",), 3),
+        ("b", ("b",), 3),
+    ]
+    assert (seen[0].max_loaded, seen[0].models_memory_mb, seen[0].lenient) == (1, 900, True)
+    file = tmp_path / "models.yaml"
+    file.write_text("models: [{model: a, name: x, tool_format: hermes}, {model: b, cache_mb: 77}]")
+    assert run(capsys, "serve", "--models", file, "--cache-mb", "55")[0] == 0
+    found = [(one.names, one.tool_format, one.engine.cache_mb) for one in seen[1].models]
+    assert found == [(("x",), "hermes", 55), (("b",), None, 77)]
+    for wrong, problem in (
+        (("serve",), "give a model, or several, or --models"),
+        (("serve", "a", "--models", file), "give a model, or several, or --models"),
+        (("serve", "a", "b", "--served-model-name", "c"), "--served-model-name is for one model"),
+        (("serve", "a", "b", "--draft-model", "c"), "--draft-model is for one model"),
+        (("serve", "a", "b", "--split"), "--split is for a server of one model"),
+    ):
+        code, _, err = run(capsys, *wrong)
+        assert code == 2
+        assert problem in " ".join(err.split())
+
+
 def test_serve_lists_the_problems_of_its_routes_as_the_check_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from paceline.server.telemetry.otel import Spans
 from paceline.web import api_keys
 from support.metrics import samples
 from support.servers import NAME, Running, toy_running, until
@@ -106,6 +111,20 @@ def test_it_counts_in_metrics_traces_and_the_access_log(
         assert sum(record.prompt_tokens for record in records) == used
         assert all(TEXTS[0] not in repr(record.params) for record in records)
     assert any("POST /v1/embeddings 200" in line for line in caplog.messages)
+
+
+def test_its_span_is_that_of_an_embedding(toy_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(toy_server.app.admission, "_spans", Spans(provider, keep_content=True))
+    used = post(toy_server, input=TEXTS).json()["usage"]["prompt_tokens"]
+    assert until(lambda: len(exporter.get_finished_spans()) == 1, 60)
+    (span,) = exporter.get_finished_spans()
+    attributes = dict(span.attributes or {})
+    assert span.name == f"embeddings {NAME}"
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.usage.input_tokens"]) == (NAME, used)
+    told = json.loads(str(attributes["gen_ai.input.messages"]))
+    assert [message["parts"][0]["content"] for message in told] == TEXTS
 
 
 @pytest.fixture(scope="module")

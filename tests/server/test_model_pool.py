@@ -379,6 +379,23 @@ def test_a_model_that_leaves_stays_if_another_one_goes_first() -> None:
     asyncio.run(story())
 
 
+def test_a_model_stays_if_nobody_waits_for_the_other_any_more() -> None:
+    async def story() -> None:
+        pool = a_pool("a", "b", max_loaded=1)
+        a = pool.find("a")
+        await pool.acquire(a)
+        waits = asyncio.create_task(pool.acquire(pool.find("b")))
+        while not a.leaving:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(pool.acquire(a))
+        await asyncio.sleep(0)
+        waits.cancel()
+        assert await late is a.engine  # though its first request has not ended
+        assert (a.requests, loaded(pool)) == (2, ["a"])
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
 def test_a_deadline_ends_the_wait_for_a_model() -> None:
     async def story() -> None:
         pool = a_pool("a", "b", max_loaded=1)

@@ -61,10 +61,10 @@ def check_routes(
 ) -> None:
     """Print the routes as they are understood, or everything wrong with them. Exit code 0: usable; 2: not."""
     from paceline.drafters import DRAFTERS
-    from paceline.server.routes import RouteError, load
+    from paceline.server.routes import RouteError, import_paths, load
 
-    try:
-        listed = load(file, {*DRAFTERS, *(drafter or ())}).routes
+    try:  # import paths are tried when a server starts: checking a file runs no code
+        listed = load(file, {*DRAFTERS, *(drafter or ()), *import_paths(file)}).routes
     except RouteError as error:
         problems = error.problems
         print(json.dumps({"problems": problems}, ensure_ascii=False) if as_json else "\n".join(problems))

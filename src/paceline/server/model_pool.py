@@ -108,7 +108,7 @@ class ModelPool:
         self._by_name = {name: model for model in models for name in model.names}
         self._wanted: list[ServedModel] = []  # to be loaded, in this order
         self._loader: asyncio.Task[None] | None = None  # while there are any
-        self._idle = asyncio.Event()  # some model has no requests any more
+        self._changed = asyncio.Event()  # a model has no requests any more, or a request waits no longer
         self._closed = False
         self._check()
 
@@ -157,7 +157,7 @@ class ModelPool:
         self._closed = True
         for model in self.models:
             _refuse(model, ShuttingDown)
-        self._idle.set()
+        self._changed.set()
         for _, engine in self.loaded:
             engine.thread.stop(0.0)
 
@@ -195,6 +195,7 @@ class ModelPool:
         except BaseException as error:
             if future in model.waiting:
                 model.waiting.remove(future)
+                self._changed.set()  # it may have been the last one
             elif future.done() and not future.cancelled() and future.exception() is None:
                 self.release(model)  # it was let in while its client left
             if isinstance(error, TimeoutError):
@@ -205,7 +206,7 @@ class ModelPool:
         model.requests -= 1
         model.used = self._clock()
         if not model.requests:
-            self._idle.set()
+            self._changed.set()
 
     def _enter(self, model: ServedModel) -> None:
         model.requests += 1
@@ -269,17 +270,20 @@ class ModelPool:
                 future.set_result(model.engine)
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Unloads others until this one fits, or none is left: then the load itself will tell."""
+        """Unloads others until this one fits, or none is left: then the load itself will tell.
+
+        Not for a model that nobody waits for any more.
+        """
         try:
-            while self.loaded and not self._closed and not self._fits(model):
+            while self.loaded and model.waiting and not self._fits(model):
                 leaving = min(
                     (other for other, _ in self.loaded),
                     key=lambda other: (other.requests > 0, not other.leaving, other.used),
                 )
                 leaving.leaving = True
                 if leaving.requests:
-                    self._idle.clear()
-                    await self._idle.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
                 else:
                     await self._unload(leaving)
         finally:
@@ -335,20 +339,18 @@ async def _in_thread(call: Callable[[], T], name: str) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(set_it: Callable[[], None]) -> None:
+    def settle(outcome: Callable[[], None]) -> None:
         if not future.done():
-            set_it()
+            outcome()
 
     def run() -> None:
         try:
-            result = call()
+            outcome = partial(future.set_result, call())
         except BaseException as problem:
             error = problem if isinstance(problem, Exception) else RuntimeError(type(problem).__name__)
-            told: Callable[[], None] = lambda: future.set_exception(error)  # noqa: E731
-        else:
-            told = lambda: future.set_result(result)  # noqa: E731
+            outcome = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            loop.call_soon_threadsafe(settle, told)
+            loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await future

@@ -248,7 +248,8 @@ class RequestLog:
         span, outputs = context.span, context.outputs
         if outputs and span.keeps_content and context.route.trace_text is not False:
             chat = context.request.messages if isinstance(context.request, ChatRequest) else None
-            span.set_content(input_messages(chat, context.body.get("prompt")), output_messages(outputs))
+            prompt = context.body.get("prompt", context.body.get("input"))
+            span.set_content(input_messages(chat, prompt), output_messages(outputs))
         if code is not None or not ended:
             span.fail(code or "error")
         else:

@@ -18,6 +18,7 @@ OPERATIONS: Final = {  # by the path of the URL
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
