@@ -149,7 +149,12 @@ def page_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
     if reason := why_no_browser():
         pytest.skip(reason)
     store = f"sqlite:///{tmp_path_factory.mktemp('page') / 'traces.db'}"
-    settings: dict[str, Any] = {"store": store, "trace_text": True, "single_user": True, "extend": always_draft}
+    settings: dict[str, Any] = {
+        "store": store,
+        "trace_text": True,
+        "single_user": True,
+        "extend": always_draft,
+    }
     with running("smollm2-135m", **settings) as found:
         yield found
 
