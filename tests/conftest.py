@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -152,12 +152,18 @@ def browser_page(browser: "Browser") -> "Iterator[Page]":
 def page_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
     """The real server for tests in a browser, with a store of traces."""
     from support.browser import why_no_browser
-    from support.servers import running
+    from support.servers import always_draft, running
 
     if reason := why_no_browser():
         pytest.skip(reason)
-    store = tmp_path_factory.mktemp("page") / "traces.db"
-    with running("smollm2-135m", store=f"sqlite:///{store}", trace_text=True, single_user=True) as found:
+    store = f"sqlite:///{tmp_path_factory.mktemp('page') / 'traces.db'}"
+    settings: dict[str, Any] = {
+        "store": store,
+        "trace_text": True,
+        "single_user": True,
+        "extend": always_draft,
+    }
+    with running("smollm2-135m", **settings) as found:
         yield found
 
 

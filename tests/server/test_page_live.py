@@ -17,7 +17,7 @@ from paceline.server.page import live
 from paceline.server.page.live import MAX_RECORDS, by_minute, histogram_quantile, read_figures
 from paceline.trace.record import RequestRecord
 from paceline.web import api_keys
-from support.servers import IDLE_S, Running, paused, toy_running, until
+from support.servers import IDLE_S, Running, always_draft, paused, toy_running, until
 
 LONG = {"messages": [{"role": "user", "content": "a b a b a b"}], "temperature": 0, "ignore_eos": True}
 
@@ -35,7 +35,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
     folder = tmp_path_factory.mktemp("live")
     with (
         pytest.MonkeyPatch.context() as patch,
-        toy_running(folder, keys=keys["file"], store=f"sqlite:///{folder}/traces.db") as found,
+        toy_running(
+            folder, keys=keys["file"], store=f"sqlite:///{folder}/traces.db", extend=always_draft
+        ) as found,
     ):
         patch.setattr(live, "FIGURES_S", 0.0)
         patch.setattr(live, "HOUR_EVERY_S", 0.0)
@@ -113,7 +115,9 @@ def test_figures_are_those_of_metrics(server: Running, keys: dict[str, str]) -> 
         text, "paceline_accepted_total"
     )
     assert sum(count for _, count in figures["batch_size"]) == figures["passes"]
-    assert figures["routes"]["default"]["tokens_per_pass"] > 1
+    measured = 'paceline_route_tokens_per_pass{figure="measured",route="default"}'
+    (line,) = (line for line in text.splitlines() if line.startswith(measured))
+    assert figures["routes"]["default"]["tokens_per_pass"] == float(line.split()[-1]) > 1
 
 
 def test_the_last_hour_is_the_key_s_own(server: Running, keys: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.trace.store import Store
 from paceline.web import api_keys
-from support.servers import IDLE_S, NAME, Running, toy_running, until
+from support.servers import IDLE_S, NAME, Running, always_draft, toy_running, until
 from support.traces import a_request, rounds_of
 
 OPENING = [{"role": "system", "content": "<script>alert(1)</script>"}, {"role": "user", "content": "Hello"}]
@@ -39,6 +39,7 @@ def server(folder: Path, keys: dict[str, str]) -> Iterator[Running]:
         store=str(folder / "traces.db"),
         trace_text=True,
         advice=str(folder / "advice.json"),
+        extend=always_draft,
     ) as found:
         for config in ({"disabled": True}, {"drafters": ["suffix"]}):
             converse(found, keys["anna"], config)
