@@ -697,9 +697,16 @@ def test_a_stream_counts_and_is_traced_like_any_request(start_split: Start, tmp_
 
 
 def test_errors_of_the_server_are_the_clients(split_server: SplitServer) -> None:
-    with pytest.raises(ServerError, match="temperature") as caught:
-        run(Edge(split_server.url, []).generate({**BODY, "temperature": -1.0}))
-    assert caught.value.status == 400
+    async def test() -> EdgeResult:
+        async with Edge(split_server.url, []) as edge:
+            with pytest.raises(ServerError, match="temperature") as caught:
+                await edge.generate({**BODY, "temperature": -1.0})
+            assert caught.value.status == 400
+            assert edge._connection is not None
+            assert edge._connection.is_open
+            return await edge.generate(BODY)
+
+    assert run(test()).token_ids == split_server.tokens(BODY)
 
 
 def test_the_vocabulary_is_sent_once(split_server: SplitServer) -> None:

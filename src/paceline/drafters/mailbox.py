@@ -135,11 +135,11 @@ class Mailbox(Drafter):
     def held_until(self, seq: Seq) -> float:
         """For `Seq.held_until`: the end of the wait for a draft; 0 if there is one, or none is worth it.
 
-        What is left of a draft for an earlier position ends the wait only if it fills a pass: a client that
-        has seen the last commit sends a draft from there on.
+        The first token waits for nobody. What is left of a draft for an earlier position ends the wait only
+        if it fills a pass: a client that has seen the last commit sends a draft from there on.
         """
         box, position = self._boxes.get(seq.id), len(seq.tokens) - seq.prompt_len
-        if box is None or not box.patient or position + 1 >= seq.params.max_tokens:
+        if box is None or not box.patient or not 0 < position < seq.params.max_tokens - 1:
             return 0.0
         if box.answered == position or len(self._rest(box, seq, ())) >= seq.spec.max_draft:
             return 0.0

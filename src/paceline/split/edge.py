@@ -458,6 +458,8 @@ class _Run:
                 self._reconnects += 1
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_S[1])
+            except ServerError:
+                raise  # the answer has ended; the next one may follow on this connection
             except BaseException:
                 await self._leave()
                 raise
