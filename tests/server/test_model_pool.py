@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import ClientDisconnect, Request
 
 from paceline import EngineConfig
 from paceline.errors import Busy, ShuttingDown, TimedOut, UsageError
@@ -20,6 +21,7 @@ from paceline.paths import home
 from paceline.server.launch import ModelSettings
 from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.models_file import ModelsFileError, read_models
+from paceline.server.openai.models import ModelServing
 from paceline.server.telemetry.metrics import Metrics
 from paceline.trace.record import RequestRecord
 from paceline.trace.store import Store
@@ -386,6 +388,52 @@ def test_a_deadline_ends_the_wait_for_a_model() -> None:
         with pytest.raises(TimedOut, match="was not loaded by then"):
             await pool.acquire(pool.find("b"), deadline=0.0)
         assert not pool.find("b").waiting
+
+    asyncio.run(story())
+
+
+def test_a_model_stays_if_nobody_waits_for_its_room_any_more() -> None:
+    async def story() -> None:
+        pool = a_pool("a", "b", max_loaded=1)
+        a, b = pool.find("a"), pool.find("b")
+        await pool.acquire(a)
+        leaves = asyncio.create_task(pool.acquire(b))
+        while not a.leaving:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(pool.acquire(a))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        async with asyncio.timeout(60):  # the first request of `a` does not end meanwhile
+            assert await late is a.engine
+        pool.release(a)
+        pool.release(a)
+        assert await pool.acquire(a) is a.engine
+        assert loaded(pool) == ["a"]
+
+    asyncio.run(story())
+
+
+def test_a_client_that_leaves_just_when_the_model_is_loaded_holds_it_no_longer() -> None:
+    async def story() -> None:
+        pool, gone = a_pool("a"), asyncio.Event()
+        a, load = pool.find("a"), pool._load
+
+        def loaded_as_the_client_leaves(model: ServedModel) -> Any:
+            engine: Any = load(model)
+            engine.start = gone.set
+            return engine
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        pool._load = loaded_as_the_client_leaves
+        serving = ModelServing(pool, None, None)  # type: ignore[arg-type]
+        with pytest.raises(ClientDisconnect):
+            async with serving._loaded(Request({"type": "http"}, receive), "a"):  # type: ignore[arg-type]
+                raise AssertionError("nobody is there")
+        assert a.engine is not None
+        assert a.requests == 0
 
     asyncio.run(story())
 

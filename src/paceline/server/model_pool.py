@@ -108,7 +108,7 @@ class ModelPool:
         self._by_name = {name: model for model in models for name in model.names}
         self._wanted: list[ServedModel] = []  # to be loaded, in this order
         self._loader: asyncio.Task[None] | None = None  # while there are any
-        self._idle = asyncio.Event()  # some model has no requests any more
+        self._idle = asyncio.Event()  # some model has no requests any more, or is wanted by fewer
         self._closed = False
         self._check()
 
@@ -195,6 +195,7 @@ class ModelPool:
         except BaseException as error:
             if future in model.waiting:
                 model.waiting.remove(future)
+                self._idle.set()  # room may be made for nobody
             elif future.done() and not future.cancelled() and future.exception() is None:
                 self.release(model)  # it was let in while its client left
             if isinstance(error, TimeoutError):
@@ -269,9 +270,12 @@ class ModelPool:
                 future.set_result(model.engine)
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Unloads others until this one fits, or none is left: then the load itself will tell."""
+        """Unloads others until this one fits, or none is left: then the load itself will tell.
+
+        None has to go for a model that nobody waits for any more.
+        """
         try:
-            while self.loaded and not self._closed and not self._fits(model):
+            while model.waiting and self.loaded and not self._closed and not self._fits(model):
                 leaving = min(
                     (other for other, _ in self.loaded),
                     key=lambda other: (other.requests > 0, not other.leaving, other.used),

@@ -88,13 +88,15 @@ class ModelServing(Serving):
     @asynccontextmanager
     async def _loaded(self, http: Request, name: str | None) -> AsyncIterator[AsyncEngine]:
         model = self.models.find(name)
-        if (engine := self.models.try_acquire(model)) is None:
-            async with cancelled_by_disconnect(http):
-                engine = await self.models.acquire(model)
+        engine = self.models.try_acquire(model)
         try:
+            if engine is None:
+                async with cancelled_by_disconnect(http):  # which may raise after the body has ended
+                    engine = await self.models.acquire(model)
             yield engine
         finally:
-            self.models.release(model)
+            if engine is not None:
+                self.models.release(model)
 
 
 def _card(model: ServedModel, name: str) -> dict[str, Any]:
