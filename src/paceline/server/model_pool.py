@@ -347,7 +347,9 @@ async def _in_thread(call: Callable[[], T], name: str) -> T:
         try:
             result = call()
         except BaseException as problem:
-            error = problem if isinstance(problem, Exception) else RuntimeError(type(problem).__name__)
+            # No future can hold a StopIteration.
+            holds = isinstance(problem, Exception) and not isinstance(problem, StopIteration)
+            error = problem if holds else RuntimeError(type(problem).__name__)
             told: Callable[[], None] = lambda: future.set_exception(error)  # noqa: E731
         else:
             told = lambda: future.set_result(result)  # noqa: E731
