@@ -430,7 +430,7 @@ def test_a_client_that_leaves_just_when_the_model_is_loaded_holds_it_no_longer()
         pool._load = loaded_as_the_client_leaves
         serving = ModelServing(pool, None, None)  # type: ignore[arg-type]
         with pytest.raises(ClientDisconnect):
-            async with serving._loaded(Request({"type": "http"}, receive), "a"):  # type: ignore[arg-type]
+            async with serving._loaded(Request({"type": "http"}, receive), "a"):
                 raise AssertionError("nobody is there")
         assert a.engine is not None
         assert a.requests == 0
