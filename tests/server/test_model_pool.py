@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def toy_model(path: Path, seed: int) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Iterator[Running]:
+def serving(folder: Path, first: EngineConfig = ENGINE, **settings: Any) -> Iterator[Running]:
     """Two models, `a` and `b`, and `broken`, whose file has no weights; room for one at a time."""
     shared, own = home() / "native", folder / "home"
     shared.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_HOME", str(own))
         given = {"max_loaded": 1, "further_models": further, **settings}
-        with running(str(a), ENGINE, **given) as server:
+        with running(str(a), first, **given) as server:
             broken.write_bytes(b"GGUF")  # since the start
             yield server
 
@@ -138,6 +139,18 @@ def test_both_models_at_once_write_what_each_writes_alone(tmp_path: Path) -> Non
         assert states(server) == {
             "a": "loaded", "b": "loaded", "b-too": "loaded", "broken": "unloaded", "broken-too": "unloaded"
         }  # fmt: skip
+
+
+def test_a_model_does_without_the_drafters_of_a_route_that_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes:\n  - name: all\n    drafters: [quantized, ngram]\n    adaptive: false\n")
+    engine = replace(ENGINE, dtype="float32")  # of the copy in 4 bits
+    quantized = {"drafters": ("quantized",), "max_loaded": 2, "routes": str(file)}
+    with serving(tmp_path, first=engine, **quantized) as server:
+        for model in "ab":
+            assert written(server, model)["usage"]["completion_tokens"] == 24
+        drafters = {route["model"]: route["drafters"] for route in get(server, "/v1/routes")["data"]}
+        assert drafters == {"a": ["quantized", "ngram"], "b": ["ngram"]}
 
 
 def test_a_request_names_its_model_by_any_of_its_names(server: Running) -> None:
