@@ -450,7 +450,8 @@ def test_nobody_reads_an_answer_that_has_no_connection_for_long(start_split: Sta
 
 @pytest.mark.parametrize("says_hello", [False, True])
 def test_a_connection_that_says_nothing_ends(says_hello: bool, start_split: Start) -> None:
-    running, split = start_split(replace(GENEROUS, **{SHORT[says_hello]: 0.2}))
+    short: dict[str, Any] = {SHORT[says_hello]: 0.2}
+    running, split = start_split(replace(GENEROUS, **short))
 
     async def test() -> None:
         async with raw_client(running.url) as client:
