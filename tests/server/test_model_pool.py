@@ -16,10 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect, Request
 
-from paceline import EngineConfig
+from paceline import LLM, EngineConfig
 from paceline.errors import Busy, ShuttingDown, TimedOut, UsageError
 from paceline.paths import home
-from paceline.server.launch import ModelSettings
+from paceline.server.launch import ModelSettings, _memory_bytes
 from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.models_file import ModelsFileError, read_models
 from paceline.server.openai.models import ModelServing
@@ -465,6 +465,14 @@ def test_a_pool_that_stops_refuses_those_that_wait() -> None:
             await pool.acquire(pool.find("b"))
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_memory_of_a_model_is_known_before_it_is_loaded(dtype: str, tmp_path: Path) -> None:
+    path, engine = toy_model(tmp_path / "a.gguf", 0), replace(ENGINE, dtype=dtype)
+    target = LLM(str(path), config=engine).target
+    known = _memory_bytes(ModelSettings(str(path), ("a",), engine=engine))
+    assert known == pytest.approx(target.bytes_held + (engine.cache_mb << 20), rel=0.05)
 
 
 def test_bounds_that_no_model_fits_are_errors_at_the_start() -> None:

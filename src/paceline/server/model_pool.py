@@ -90,7 +90,7 @@ class PoolLimits:
 class ModelPool:
     """All models of a server, on the event loop.
 
-    load: reads a model and makes its engine. size: its bytes, by its files; an error if they cannot be read,
+    load: reads a model and makes its engine. size: the bytes it will take; an error if it cannot be read,
     for which no other model has to go. Both are called in threads of their own.
     """
 
@@ -259,7 +259,7 @@ class ModelPool:
     def _loaded(self, model: ServedModel, engine: "AsyncEngine") -> None:
         model.engine, model.state, model.used = engine, "loaded", self._clock()
         model.max_model_len = engine.llm.target.max_context
-        model.nbytes = max(model.nbytes, engine.nbytes)  # files say nothing of a wider type
+        model.nbytes = max(model.nbytes, engine.nbytes)
 
     def _admit(self, model: ServedModel) -> None:
         """Lets in those that wait for a model, now that it is loaded."""
