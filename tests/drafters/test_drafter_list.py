@@ -246,7 +246,7 @@ class OldAndMalformed(WrittenForOldNames):
 
 
 def test_drafts_under_the_old_names_are_checked_too(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="on_hidden|interleaves"):
         drafter = DrafterList([OldAndMalformed()])
     assert drafter.draft(asks("a")) == [NO_DRAFT]
     assert "comes before its parent" in caplog.text
