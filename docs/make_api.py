@@ -43,7 +43,7 @@ Written by `python docs/make_api.py` from the docstrings of what `paceline` expo
 ```python
 from paceline import LLM, EngineConfig, SamplingParams
 
-llm = LLM("smollm2-135m", config=EngineConfig(device="auto", threads=2, cache_mb=256))
+llm = LLM("smollm2-135m", config=EngineConfig(device="auto", cache_mb=256))
 answer = llm.generate("One, two, three,", SamplingParams(max_tokens=8, seed=1))
 print(repr(answer.text), answer.finish)
 

@@ -211,6 +211,15 @@ def test_a_model_that_nobody_refers_to_ends_its_thread(toy: LLM) -> None:
     assert not thread.alive
 
 
+def test_a_stream_keeps_its_model(toy: LLM) -> None:
+    async def ask() -> Result:
+        stream = AsyncLLM(toy).stream(PROMPTS[0], max_tokens=4, ignore_eos=True)
+        gc.collect()
+        return await stream.read()
+
+    assert during(ask()).output_tokens == 4
+
+
 def test_errors_come_to_whoever_asked(toy: LLM) -> None:
     async def ask() -> None:
         async with AsyncLLM(toy) as llm:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def test_a_pooled_text_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
     llm.embed([some_tokens(300, vocab=VOCAB)])
     assert llm.target.cache_stats.free == free
     assert llm.generate([1, 2, 3], max_tokens=2).cached_tokens == 0
+
+
+def test_more_texts_than_may_wait_are_all_embedded(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    llm = LLM(str(tmp_path), config=replace(CONFIG, max_batch=1, max_waiting=1))
+    texts = [[i, i + 1, i + 2] for i in range(1, 5)]
+    assert llm.embed(texts) == [llm.embed([text])[0] for text in texts]
 
 
 @pytest.mark.parametrize("number", [1, 3])

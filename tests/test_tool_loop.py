@@ -271,12 +271,17 @@ def test_asynchronous_runs_tell_errors_too() -> None:
     async def broken(item: str) -> str:
         raise ValueError(f"no {item}")
 
-    script = Script(answer("", ToolCall("broken", {"item": "cup"}), ToolCall("stok", {})), answer("Sorry."))
-    loop = tool_loop("?", [broken, stock], 8, None)
-    done = asyncio.run(AsyncTurns(loop, script.awaited).read())
+    def empty() -> str:
+        return next(iter(()))
+
+    calls = ToolCall("broken", {"item": "cup"}), ToolCall("stok", {}), ToolCall("empty", {})
+    script = Script(answer("", *calls), answer("Sorry."))
+    loop = tool_loop("?", [broken, stock, empty], 8, None)
+    done = asyncio.run(asyncio.wait_for(AsyncTurns(loop, script.awaited).read(), 120))
     assert [result.content[:24] for result in done.calls] == [
         "Error: ValueError: no cup"[:24],
         "Error: unknown tool 'sto",
+        "Error: RuntimeError: the function raised StopIteration"[:24],
     ]
 
 

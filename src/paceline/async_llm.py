@@ -51,7 +51,7 @@ class AsyncLLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> "AsyncStream":
         """An answer that begins when it is first awaited; options as for `LLM.stream`."""
-        return AsyncStream(self._thread, partial(self.llm.request, prompt, params, **options))
+        return AsyncStream(self, partial(self.llm.request, prompt, params, **options))
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
         """The whole answer at once; options as for `LLM.stream`."""
@@ -59,7 +59,7 @@ class AsyncLLM:
 
     async def prefill(self, prompt: Prompt, **options: Any) -> Result:
         """As `LLM.prefill`."""
-        return await AsyncStream(self._thread, partial(self.llm.prefill_request, prompt, **options)).read()
+        return await AsyncStream(self, partial(self.llm.prefill_request, prompt, **options)).read()
 
     @overload
     async def batch(
@@ -145,8 +145,9 @@ class AsyncLLM:
 class AsyncStream(AsyncIterator[Piece]):
     """As Stream, for `async for`. Closing it, or cancelling the task that reads it, cancels the request."""
 
-    def __init__(self, thread: EngineThread, prepare: Callable[[], RequestOutput]) -> None:
-        self._thread = thread
+    def __init__(self, llm: AsyncLLM, prepare: Callable[[], RequestOutput]) -> None:
+        self._llm = llm  # whose thread ends when nobody refers to it
+        self._thread = llm._thread
         self._prepare = prepare
         self._inbox: asyncio.Queue[Round] = asyncio.Queue()
         self._queue: PieceQueue | None = None  # None: not begun

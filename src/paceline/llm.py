@@ -410,8 +410,10 @@ class LLM:
             self.prepare_embedding(self.encode_embedded(text), tenant=tenant)
             for text in ([texts] if isinstance(texts, str) else texts)
         ]
-        for stream in [self._submit(request) for request in requests]:
-            stream.read()
+        size = window(self.engine.config)
+        for start in range(0, len(requests), size):
+            for stream in [self._submit(request) for request in requests[start : start + size]]:
+                stream.read()
         for request in requests:
             self.forget_embedded(request)
         return [embedding(request) for request in requests]

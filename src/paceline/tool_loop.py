@@ -225,7 +225,7 @@ class AsyncTurns(AsyncIterator[Turn]):
             if inspect.iscoroutinefunction(function):
                 value = await function(**arguments)
             else:
-                value = await asyncio.to_thread(function, **arguments)
+                value = await asyncio.to_thread(_called, function, arguments)
                 value = await value if inspect.isawaitable(value) else value
             return ToolResult(call, id, _content(value), value)
         except Exception as problem:
@@ -305,6 +305,14 @@ def _told(problem: Exception) -> str:
     """A tool's error for the model."""
     kind = "" if isinstance(problem, PacelineError) else f"{type(problem).__name__}: "
     return f"Error: {kind}{one_line(problem, MAX_ERROR)}"
+
+
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """No future can hold a StopIteration: whoever awaits a thread that raises one waits forever."""
+    try:
+        return function(**arguments)
+    except StopIteration as problem:
+        raise RuntimeError("the function raised StopIteration") from problem
 
 
 def _waited(value: Awaitable[Any]) -> Any:

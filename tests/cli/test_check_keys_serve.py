@@ -210,6 +210,27 @@ def test_a_wrong_template_or_tool_format_shows_before_the_model_is_looked_for(
     assert "the chat template cannot be read" in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("", "give a model, or several, or --models with a file"),
+        ("m --models FILE", "give a model, or several, or --models with a file"),
+        ("m n --served-model-name a", "--served-model-name is for one model"),
+        ("m n --draft-model d", "--draft-model is for one model"),
+        ("--models FILE --served-model-name a", "--served-model-name is for one model"),
+        ("m n --split", "--split is for a server of one model"),
+    ],
+)
+def test_options_of_one_model_are_refused_for_several(
+    given: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - model: m\n")
+    code, _, err = run(capsys, "serve", *given.replace("FILE", str(file)).split())
+    assert code == 2
+    assert problem in " ".join(err.split())
+
+
 def test_serve_passes_its_options_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,15 @@ def test_a_pulled_model_is_listed_and_answers(hub: ModelHub, capsys: pytest.Capt
     assert len(answer["token_ids"]) == 4
 
 
+def test_what_a_hub_says_is_shown_as_it_is(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "pull", NAME)[0] == 0
+    manifest = resolve(NAME).parent / "paceline.json"
+    manifest.write_text(json.dumps(read_json(manifest) | {"licence": "[/mine]"}))
+    code, out, err = run(capsys, "models")
+    assert code == 0, err
+    assert "[/mine]" in out
+
+
 def test_a_split_model_answers_as_the_whole_one(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:
     whole, split = (
         as_json(capsys, "generate", "--model", name, "--prompt", "one two three", "--pull", *SHORT)

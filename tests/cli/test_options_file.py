@@ -191,7 +191,7 @@ def test_show_tells_what_is_read_and_hides_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(NAME).write_text(
-        '[serve]\nport = 9000\napi-key = ["s3cret"]\nstore = "postgresql://me:s3cret@host/db"\n'
+        '[serve]\nport = 9000\napi-key = ["s3cret"]\nstore = "postgresql://me:s3cret@s3cret@host/db"\n'
         "[gate.serve]\nport = 1\n"
     )
     monkeypatch.setenv("PACELINE_API_KEY", "k")
@@ -216,7 +216,13 @@ def test_show_without_a_file_says_where_it_looked(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "config file: none\n"
 
 
-def test_help_shows_the_values_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    Path(NAME).write_text("[serve]\nport = 61234\n")
+def test_help_shows_the_values_of_the_file_but_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    Path(NAME).write_text(
+        '[serve]\nport = 61234\napi-key = "s3cret"\nstore = "postgresql://me:s3cret@host/db"\n'
+        '[edge]\napi-key = "s3cret"\n'
+    )
     assert run("serve", "--help") == 0
-    assert "61234" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "61234" in out
+    assert run("edge", "--help") == 0
+    assert "s3cret" not in out + capsys.readouterr().out

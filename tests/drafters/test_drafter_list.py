@@ -240,6 +240,19 @@ def test_drafters_written_for_the_old_names_work_with_a_warning() -> None:
     assert drafter.draft(asks("a"))[0].tokens == (1,)
 
 
+class OldAndMalformed(WrittenForOldNames):
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft((1, 2), (1, ROOT)) for _ in asks]
+
+
+def test_drafts_under_the_old_names_are_checked_too(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(DeprecationWarning, match="on_hidden|interleaves"):
+        drafter = DrafterList([OldAndMalformed()])
+    assert drafter.draft(asks("a")) == [NO_DRAFT]
+    assert "comes before its parent" in caplog.text
+    caplog.clear()
+
+
 class Miscounts(Drafter):
     name = "miscounts"
 

@@ -1,10 +1,11 @@
 """The engine's thread when it is asked to end: everybody who waits hears of it."""
 
+import asyncio
 import threading
 
 import pytest
 
-from paceline.engine.engine_thread import EngineThread
+from paceline.engine.engine_thread import EngineThread, submit
 from paceline.errors import PacelineError, ShuttingDown
 from paceline.types import Round, Seq
 
@@ -60,3 +61,35 @@ def test_what_comes_after_the_end_is_refused(worker: EngineThread) -> None:
     worker.stop(5)
     assert not worker.alive
     assert isinstance(answered(worker, seq()), ShuttingDown)
+
+
+class Closing(asyncio.SelectorEventLoop):
+    """A loop that is closed just after it was asked whether it is."""
+
+    tells = False
+
+    def is_closed(self) -> bool:
+        return self.tells and super().is_closed()
+
+
+def test_a_loop_that_closes_meanwhile_does_not_end_the_thread(worker: EngineThread) -> None:
+    loop, held, go_on = Closing(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(60)
+
+    worker.between_passes(hold)
+    assert held.wait(60)
+    waits = loop.create_task(submit(worker, seq(), lambda _: None))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    waits.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    go_on.set()
+    assert answered(worker, seq()) is None
+    assert worker.alive
+    worker.stop(60)
+    loop.tells = True

@@ -17,6 +17,7 @@ from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import installed, offer, pull, resolve
 from paceline.hub.huggingface import look_up
 from paceline.hub.repository import HubName
+from paceline.target.weights.pooling import read_pooling
 from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, model_hub, use
 from support.servers import START_S, until
 from support.wheels import interrupt
@@ -86,6 +87,13 @@ def test_a_folder_is_pulled_whole_and_found_again(hub: ModelHub) -> None:
     assert (line.name, line.size, line.licence, line.pulled) == ("owner/folder", total, "mit", True)
     assert line.format == "safetensors"
     assert all(f"/resolve/{COMMIT}/" in asked.path for asked in hub.asked if "/resolve/" in asked.path)
+
+
+def test_a_model_for_embeddings_pools_as_its_repository_says(hub: ModelHub) -> None:
+    hub.add("owner/embedder", FOLDER | {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}'})
+    path = pull("owner/embedder")
+    assert read_pooling(path) == "mean"
+    assert (path / "config.json").read_bytes() == FOLDER["config.json"]
 
 
 def test_a_pulled_model_is_not_requested_again(hub: ModelHub) -> None:

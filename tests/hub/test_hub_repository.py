@@ -120,4 +120,5 @@ def test_half_a_folder_is_no_model(lacking: str) -> None:
 
 def test_a_folder_has_what_a_model_needs_and_nothing_more() -> None:
     wanted = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
+    wanted += ["1_Pooling/config.json"]
     assert chosen("a/b", *wanted, "README.md", "onnx/config.json", "m-Q4_0.gguf") == wanted

@@ -7,19 +7,22 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import ClientDisconnect, Request
 
-from paceline import EngineConfig
+from paceline import LLM, EngineConfig
 from paceline.errors import Busy, ShuttingDown, TimedOut, UsageError
 from paceline.paths import home
-from paceline.server.launch import ModelSettings
+from paceline.server.launch import ModelSettings, _memory_bytes
 from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.models_file import ModelsFileError, read_models
+from paceline.server.openai.models import ModelServing
 from paceline.server.telemetry.metrics import Metrics
 from paceline.trace.record import RequestRecord
 from paceline.trace.store import Store
@@ -42,7 +45,7 @@ def toy_model(path: Path, seed: int) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Iterator[Running]:
+def serving(folder: Path, first: EngineConfig = ENGINE, **settings: Any) -> Iterator[Running]:
     """Two models, `a` and `b`, and `broken`, whose file has no weights; room for one at a time."""
     shared, own = home() / "native", folder / "home"
     shared.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_HOME", str(own))
         given = {"max_loaded": 1, "further_models": further, **settings}
-        with running(str(a), ENGINE, **given) as server:
+        with running(str(a), first, **given) as server:
             broken.write_bytes(b"GGUF")  # since the start
             yield server
 
@@ -136,6 +139,18 @@ def test_both_models_at_once_write_what_each_writes_alone(tmp_path: Path) -> Non
         assert states(server) == {
             "a": "loaded", "b": "loaded", "b-too": "loaded", "broken": "unloaded", "broken-too": "unloaded"
         }  # fmt: skip
+
+
+def test_a_model_does_without_the_drafters_of_a_route_that_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes:\n  - name: all\n    drafters: [quantized, ngram]\n    adaptive: false\n")
+    engine = replace(ENGINE, dtype="float32")  # of the copy in 4 bits
+    quantized = {"drafters": ("quantized",), "max_loaded": 2, "routes": str(file)}
+    with serving(tmp_path, first=engine, **quantized) as server:
+        for model in "ab":
+            assert written(server, model)["usage"]["completion_tokens"] == 24
+        drafters = {route["model"]: route["drafters"] for route in get(server, "/v1/routes")["data"]}
+        assert drafters == {"a": ["quantized", "ngram"], "b": ["ngram"]}
 
 
 def test_a_request_names_its_model_by_any_of_its_names(server: Running) -> None:
@@ -407,6 +422,52 @@ def test_a_deadline_ends_the_wait_for_a_model() -> None:
     asyncio.run(story())
 
 
+def test_a_model_stays_if_nobody_waits_for_its_room_any_more() -> None:
+    async def story() -> None:
+        pool = a_pool("a", "b", max_loaded=1)
+        a, b = pool.find("a"), pool.find("b")
+        await pool.acquire(a)
+        leaves = asyncio.create_task(pool.acquire(b))
+        while not a.leaving:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(pool.acquire(a))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        async with asyncio.timeout(60):  # the first request of `a` does not end meanwhile
+            assert await late is a.engine
+        pool.release(a)
+        pool.release(a)
+        assert await pool.acquire(a) is a.engine
+        assert loaded(pool) == ["a"]
+
+    asyncio.run(story())
+
+
+def test_a_client_that_leaves_just_when_the_model_is_loaded_holds_it_no_longer() -> None:
+    async def story() -> None:
+        pool, gone = a_pool("a"), asyncio.Event()
+        a, load = pool.find("a"), pool._load
+
+        def loaded_as_the_client_leaves(model: ServedModel) -> Any:
+            engine: Any = load(model)
+            engine.start = gone.set
+            return engine
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        pool._load = loaded_as_the_client_leaves
+        serving = ModelServing(pool, None, None)  # type: ignore[arg-type]
+        with pytest.raises(ClientDisconnect):
+            async with serving._loaded(Request({"type": "http"}, receive), "a"):
+                raise AssertionError("nobody is there")
+        assert a.engine is not None
+        assert a.requests == 0
+
+    asyncio.run(story())
+
+
 def test_a_pool_that_stops_refuses_those_that_wait() -> None:
     async def story() -> None:
         pool = a_pool("a", "b", max_loaded=1)
@@ -421,6 +482,14 @@ def test_a_pool_that_stops_refuses_those_that_wait() -> None:
             await pool.acquire(pool.find("b"))
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_memory_of_a_model_is_known_before_it_is_loaded(dtype: str, tmp_path: Path) -> None:
+    path, engine = toy_model(tmp_path / "a.gguf", 0), replace(ENGINE, dtype=dtype)
+    target = LLM(str(path), config=engine).target
+    known = _memory_bytes(ModelSettings(str(path), ("a",), engine=engine))
+    assert known == pytest.approx(target.bytes_held + (engine.cache_mb << 20), rel=0.05)
 
 
 def test_bounds_that_no_model_fits_are_errors_at_the_start() -> None:
@@ -470,12 +539,18 @@ def test_a_waiting_request_beyond_the_bound_is_busy() -> None:
     asyncio.run(story())
 
 
-def test_a_load_that_fails_is_tried_again_by_the_next_request() -> None:
+@pytest.mark.parametrize("problem", [ZeroDivisionError, StopIteration, SystemExit])
+def test_a_load_that_fails_is_tried_again_by_the_next_request(problem: type[BaseException]) -> None:
     async def story() -> None:
         pool = a_pool("a", "b")
-        load, pool._load = pool._load, lambda model: 1 / 0  # type: ignore[assignment,return-value]
+        load = pool._load
+
+        def failing(model: ServedModel) -> Any:
+            raise problem
+
+        pool._load = failing
         with pytest.raises(ApiError, match="could not be loaded"):
-            await pool.acquire(pool.find("b"))
+            await asyncio.wait_for(pool.acquire(pool.find("b")), 60)
         assert pool.find("b").state == "failed"
         pool._load = load
         assert isinstance(await pool.acquire(pool.find("b")), Engine)

@@ -349,7 +349,7 @@ def test_a_drafter_that_still_reads_is_waited_for(split_server: SplitServer) -> 
     before, message = run(test())
     assert before == 1
     assert isinstance(message, Commit)
-    assert message.accepted == split_server.llm.spec.max_draft
+    assert message.accepted >= split_server.llm.spec.max_draft  # more where passes are told together
 
 
 # Connections

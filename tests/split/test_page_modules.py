@@ -153,7 +153,7 @@ def text_of(tokens: list[int], control: frozenset[int]) -> str:
 
 def test_a_session_drafts_resumes_and_believes_commits_alone() -> None:
     out = node("session.mjs")
-    assert out.count("ok ") == out.count("\n") == 20
+    assert out.count("ok ") == out.count("\n") == 21
 
 
 def test_no_module_of_the_page_parses_text_as_html_or_asks_another_host() -> None:

@@ -16,8 +16,20 @@ import pytest
 from paceline import LLM, EngineConfig, SamplingParams
 from paceline.drafters.ngram import Ngram
 from paceline.paths import home
-from paceline.split.edge import Edge, EdgeResult, EdgeSettings
-from paceline.split.wire import Mode
+from paceline.split.edge import Edge, EdgeResult, EdgeSettings, Vocabulary, _Cut, _Drafting, _Run
+from paceline.split.wire import (
+    ClientMessage,
+    Commit,
+    End,
+    Error,
+    Finish,
+    Hello,
+    Mode,
+    Opened,
+    Resume,
+    ServerMessage,
+    extend_hash,
+)
 from paceline.types import Ask, Draft
 from support.servers import COMMAND, START_S, free_port, toy_chat_model
 from support.split_server import PLAIN
@@ -95,6 +107,52 @@ class Restarting(Ngram):
             self.restarted_at = len(asks[0].seq.output)
             self.server.restart()
         return super().draft(asks)
+
+
+class Script:
+    """A connection whose server says these messages; None: it is cut."""
+
+    is_open = takes_drafts = False
+    has_more = True
+    up = down = credits = 0
+
+    def __init__(self, *messages: ServerMessage | None) -> None:
+        self._messages = list(messages)
+        self.sent: list[ClientMessage] = []
+
+    async def open(self, hello: Hello) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def send(self, message: ClientMessage) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> ServerMessage:
+        if (message := self._messages.pop(0)) is None:
+            raise _Cut
+        return message
+
+
+def test_a_cut_while_the_beginning_comes_again_is_resumed_from_there() -> None:
+    first, second, text = bytes(32), bytes([1] * 32), (5, 6, 7, 8)
+    hashes = [extend_hash(9, text[:end]) for end in range(5)]
+    connection: Any = Script(
+        Opened(first, "r1", 3, 9),
+        Commit(0, text[:3], hashes[3], 0, 1, 0, 0),
+        None,
+        Error(404, "unknown_stream", "restarted", closes=False),
+        Opened(second, "r2", 3, 9),
+        Commit(0, text[:1], hashes[1], 0, 1, 0, 0),
+        None,
+        Opened(second, "r2", 3, 9),
+        Commit(1, text[1:], hashes[4], 0, 2, 0, 0),
+        End(4, hashes[4], Finish.STOP, 4),
+    )
+    vocabulary = Vocabulary([b"."] * 9, frozenset(), bytes(32))
+    answer = _Run(connection, _Drafting([]), EdgeSettings(), vocabulary, BODY, None, ())
+    assert asyncio.run(answer.finish()).token_ids == text
+    resumed = [message for message in connection.sent if isinstance(message, Resume)]
+    assert resumed == [Resume(first, 3, hashes[3]), Resume(second, 1, hashes[1])]
 
 
 @pytest.mark.slow

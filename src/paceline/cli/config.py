@@ -88,6 +88,8 @@ def _defaults(
         elif name in options:
             try:
                 found[options[name].name] = _value(options[name], value, context)
+                if _without_secrets(name, value) != value:
+                    options[name].show_default = False  # --help shows values of the file as defaults
             except (UsageError, typer.BadParameter) as error:
                 problems.append(f"{where}: {error}")
         else:
@@ -178,4 +180,4 @@ def _without_secrets(name: str, value: Any) -> Any:
     """A key is not shown, nor a password in a URL."""
     if name.endswith("key"):
         return "..."
-    return re.sub(r"://[^/@]*@", "://...@", value) if isinstance(value, str) else value
+    return re.sub(r"://[^/]*@", "://...@", value) if isinstance(value, str) else value

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from paceline import hub
@@ -86,7 +87,7 @@ def list_models(as_json: AsJson = False) -> None:
     table = Table(*whole, "licence", box=SIMPLE_HEAD)
     for m in listed:
         pulled = "yes" if m.pulled else _mb(m.arrived) if m.arrived else "no"
-        table.add_row(m.name, _mb(m.size), pulled, m.licence)
+        table.add_row(m.name, _mb(m.size), pulled, escape(m.licence))
     out.print(table)
 
 

@@ -71,7 +71,7 @@ class DrafterList(Drafter):
             d for d in self.drafters if getattr(type(d), "prepare", Drafter.prepare) is not Drafter.prepare
         )
         own = __name__.partition(".")[0] + "."
-        self._foreign = {d.name for d in self.drafters if not type(d).__module__.startswith(own)}
+        self._foreign = {d.name for d in drafters if not type(d).__module__.startswith(own)}
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
         self._tapped = tuple(drafter for drafter in self.drafters if drafter.taps)
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)

@@ -236,5 +236,5 @@ async def submit(thread: EngineThread, seq: Seq, deliver: Deliver, slots: int = 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """From the engine's thread; a loop that is closed has nobody left to call."""
-    if not loop.is_closed():
+    with suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

@@ -121,6 +121,7 @@ def _download_all(listing: Listing, partial: Path) -> None:
         goal = partial / file.name
         if verified.get(file.name) == file.digest and goal.is_file() and goal.stat().st_size == file.size:
             continue
+        goal.parent.mkdir(exist_ok=True)
         goal.unlink(missing_ok=True)
         part = partial / f"{file.name}.{file.digest[:16]}.part"
         _download(listing, file, part)
@@ -173,8 +174,9 @@ def _digest(file: RepositoryFile, path: Path) -> str:
 def _declare_whole(listing: Listing, partial: Path) -> None:
     chosen = listing.selection
     names = [file.name for file in chosen.files]
+    kept = {name.partition("/")[0] for name in (*names, _JOURNAL)}
     for path in partial.iterdir():  # files that only an earlier revision had
-        if path.name not in (*names, _JOURNAL):
+        if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     manifest: dict[str, Any] = {
         "revision": listing.revision,

@@ -17,6 +17,7 @@ from typing import Final
 from paceline.errors import PullError
 
 FOLDER_PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
+POOLING: Final = "1_Pooling/config.json"  # of a model for embeddings: the one file that stays in its folder
 # About 4 bits first: what a pass reads decides its time, and fewer bits cost words.
 PREFERENCE: Final = (
     *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0"),
@@ -71,7 +72,8 @@ class RepositoryFile:
 
     @property
     def name(self) -> str:
-        return basename(self.path)
+        """Its path on the disk, in the model's folder."""
+        return self.path if self.path == POOLING else basename(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ def _safetensors(files: Sequence[RepositoryFile]) -> tuple[RepositoryFile, ...]:
     needed = tuple(
         file
         for file in files
-        if "/" not in file.path and any(fnmatch(file.path, pattern) for pattern in FOLDER_PATTERNS)
+        if file.path == POOLING
+        or ("/" not in file.path and any(fnmatch(file.path, pattern) for pattern in FOLDER_PATTERNS))
     )
     whole = any(file.path == "config.json" for file in needed)
     return needed if whole and any(file.path.endswith(".safetensors") for file in needed) else ()

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -17,6 +17,7 @@ from paceline.llm import LLM, EncodedPrompt, Prompt
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.estimates_saver import EstimatesSaver
+from paceline.server.routes import Route
 from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round
 
@@ -101,6 +102,11 @@ class AsyncEngine:
     def drafters(self) -> dict[str, str]:
         """The loaded drafters, by each name that a request may give them."""
         return {**self.llm.trained, **{name: name for name in self.llm.drafters}}
+
+    def spec(self, route: Route) -> SpecConfig:
+        """The settings of a route for this model, which may lack drafters that another one has."""
+        spec = route.spec(self.llm.spec)
+        return replace(spec, drafters=tuple(name for name in spec.drafters if name in self.llm.drafters))
 
     @property
     def fingerprint(self) -> str:

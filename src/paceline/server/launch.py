@@ -20,7 +20,7 @@ from paceline.engine.engine_thread import EngineThread, PassTurns
 from paceline.errors import UsageError
 from paceline.limits import available_memory
 from paceline.llm import LLM
-from paceline.loading import copy_to_store, draft_model_path, import_drafters, weight_bytes
+from paceline.loading import copy_to_store, draft_model_path, import_drafters
 from paceline.server.admission import Admission
 from paceline.server.app import IGNORED_HEADER, App
 from paceline.server.async_engine import AsyncEngine
@@ -38,6 +38,7 @@ from paceline.server.tool_prediction import PredictorFiles
 from paceline.server.warm_prompts import WarmPrompt, route_prompts, warm
 from paceline.target.hardware import limit_heap_arenas
 from paceline.target.kv.disk_cache import cache_folder
+from paceline.target.load import plan_load
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.access_log import log_unparsed
@@ -191,7 +192,8 @@ def build(settings: ServerSettings) -> App:
         [loader.served(one) for one in settings.models], loader.load, _limits(settings), loader.size
     )
     llm, thread = models.load_default()
-    routes = RouteFile(settings.routes, tuple(llm.drafters), imported) if settings.routes else None
+    known = {*llm.drafters, *(DRAFTERS if settings.further_models else ())}  # others may have others
+    routes = RouteFile(settings.routes, known, imported) if settings.routes else None
     trainer, spans = _trainer(settings, llm, thread, models.default.metrics), spans_from_environment()
     local = is_loopback(settings.host) and not settings.allowed_hosts  # else it may be behind a proxy
     terms = (settings.remember, trainer, settings.single_user, local)
@@ -287,11 +289,11 @@ class _ModelLoader:
 
 
 def _memory_bytes(settings: ModelSettings) -> int:
-    """An estimate from the files: weights and caches, those of a draft model too."""
+    """As the backend that would run it holds them: weights and caches, those of a draft model too."""
     paths = [hub.resolve(settings.model)]
     if settings.draft_model:
         paths.append(draft_model_path(settings.draft_model))
-    return sum(map(weight_bytes, paths)) + len(paths) * (settings.engine.cache_mb << 20)
+    return sum(plan_load(path, settings.engine).total for path in paths)
 
 
 def _limits(settings: ServerSettings) -> PoolLimits:

@@ -90,7 +90,7 @@ class PoolLimits:
 class ModelPool:
     """All models of a server, on the event loop.
 
-    load: reads a model and makes its engine. size: its bytes, by its files; an error if they cannot be read,
+    load: reads a model and makes its engine. size: the bytes it will take; an error if it cannot be read,
     for which no other model has to go. Both are called in threads of their own.
     """
 
@@ -259,7 +259,7 @@ class ModelPool:
     def _loaded(self, model: ServedModel, engine: "AsyncEngine") -> None:
         model.engine, model.state, model.used = engine, "loaded", self._clock()
         model.max_model_len = engine.llm.target.max_context
-        model.nbytes = max(model.nbytes, engine.nbytes)  # files say nothing of a wider type
+        model.nbytes = max(model.nbytes, engine.nbytes)
 
     def _admit(self, model: ServedModel) -> None:
         """Lets in those that wait for a model, now that it is loaded."""
@@ -275,7 +275,7 @@ class ModelPool:
         Not for a model that nobody waits for any more.
         """
         try:
-            while self.loaded and model.waiting and not self._fits(model):
+            while model.waiting and self.loaded and not self._closed and not self._fits(model):
                 leaving = min(
                     (other for other, _ in self.loaded),
                     key=lambda other: (other.requests > 0, not other.leaving, other.used),
@@ -347,7 +347,9 @@ async def _in_thread(call: Callable[[], T], name: str) -> T:
         try:
             outcome = partial(future.set_result, call())
         except BaseException as problem:
-            error = problem if isinstance(problem, Exception) else RuntimeError(type(problem).__name__)
+            # No future can hold a StopIteration.
+            holds = isinstance(problem, Exception) and not isinstance(problem, StopIteration)
+            error = problem if holds else RuntimeError(type(problem).__name__)
             outcome = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             loop.call_soon_threadsafe(settle, outcome)

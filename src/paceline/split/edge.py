@@ -276,6 +276,12 @@ class _Answer:
     def have(self) -> int:
         return len(self.seq.tokens) - self.seq.prompt_len
 
+    @property
+    def in_stream(self) -> tuple[int, int]:
+        """How many tokens the server's stream has sent, and the hash after them: fewer after a restart."""
+        sent = self.have - len(self.overlap)
+        return sent, extend_hash(self.base_hash or 0, self.tokens[:sent])
+
 
 class Edge:
     """A client of one server. Answers come one after the other; drafters remember them.
@@ -483,7 +489,7 @@ class _Run:
         self._pinged = time.perf_counter()
         await connection.send(Ping(1))
         if answer.secret:
-            await connection.send(Resume(answer.secret, answer.have, answer.hash))
+            await connection.send(Resume(answer.secret, *answer.in_stream))
         else:
             await self._open()
         while answer.ended is None:

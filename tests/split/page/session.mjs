@@ -209,6 +209,32 @@ const tests = {
     assert.deepEqual(session.drafted, [true, true, false, false]);
   },
 
+  async "a cut while the beginning comes again is resumed from there"() {
+    for (const same of [true, false]) {
+      const { session, sockets, clock } = await begin();
+      sockets[0].say(server.commit([], [10, 11, 99]));
+      sockets[0].drop();
+      clock.turn(250);
+      await settle();
+      sockets[1].open();
+      sockets[1].say(server.welcome());
+      sockets[1].say(server.error("unknown", { status: 404, name: "unknown_stream", closes: 0 }));
+      sockets[1].say(server.opened());
+      sockets[1].say(server.commit([], [10]));
+      sockets[1].drop();
+      clock.turn(250);
+      await settle();
+      sockets[2].open();
+      sockets[2].say(server.welcome());
+      const view = new DataView(sockets[2].of(4)[0].buffer);
+      assert.deepEqual([view.getUint32(33, true), view.getBigUint64(37, true)], [1, extendHash(PROMPT_HASH, [10])]);
+      sockets[2].say(server.opened());
+      sockets[2].say(server.commit([10], same ? [11, 99, 5] : [11, 98]));
+      if (same) sockets[2].say(server.end([10, 11, 99, 5]));
+      assert.deepEqual([session.status, session.tokens], same ? ["done", [10, 11, 99, 5]] : ["failed", [10, 11, 99]]);
+    }
+  },
+
   async "nothing is drafted where it does not pay, or the vocabularies differ"() {
     const { socket } = await begin();
     const before = [99];

@@ -43,14 +43,14 @@ class ModelServing(Serving):
         """What each route does now, and why. Its conditions are not told: they may be another key's."""
         loaded = self.models.loaded
         routes = [
-            self._route(route, model, engine.llm.spec)
+            self._route(route, model, engine.spec(route))
             for model, engine in loaded
             for route in self.admission.routes
         ]
         return JSONResponse({"object": "list", "data": routes})
 
-    def _route(self, route: Route, model: ServedModel, default: SpecConfig) -> dict[str, Any]:
-        accounting, spec = model.metrics.accounting, route.spec(default)
+    def _route(self, route: Route, model: ServedModel, spec: SpecConfig) -> dict[str, Any]:
+        accounting = model.metrics.accounting
         speculates = bool(spec.max_draft and set(spec.drafters) - {"none"})
         state, reason = accounting.state(route.name, speculates)
         figures, predicted = accounting.figures(route.name), accounting.prediction(route.name)
@@ -88,13 +88,15 @@ class ModelServing(Serving):
     @asynccontextmanager
     async def _loaded(self, http: Request, name: str | None) -> AsyncIterator[AsyncEngine]:
         model = self.models.find(name)
-        if (engine := self.models.try_acquire(model)) is None:
-            async with cancelled_by_disconnect(http):
-                engine = await self.models.acquire(model)
+        engine = self.models.try_acquire(model)
         try:
+            if engine is None:
+                async with cancelled_by_disconnect(http):  # which may raise after the body has ended
+                    engine = await self.models.acquire(model)
             yield engine
         finally:
-            self.models.release(model)
+            if engine is not None:
+                self.models.release(model)
 
 
 def _card(model: ServedModel, name: str) -> dict[str, Any]:

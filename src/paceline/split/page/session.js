@@ -36,6 +36,7 @@ export class Session {
   #opened = null; // what OPENED said: the secret of the answer, the last tokens of the prompt
   #prompt = null; // the hash after the prompt
   #hash = 0n; // after the committed tokens
+  #streamed = 0; // of them, those that the server's stream has sent: fewer after a restart
   #sent = { number: 0, read: 0, end: 0 }; // last draft sent, last one read by the server, the position that drafts reach
   #wanted = 0; // tokens that the server wants in a draft
   #length = FIRST_DRAFT; // of the next draft
@@ -171,7 +172,8 @@ export class Session {
     this.#sent = { number: 0, read: 0, end: 0 };
     this.model = message.model;
     const secret = this.#opened?.secret;
-    if (secret) this.#send(encode.resume({ secret, have: this.tokens.length, hash: this.#hash }));
+    const have = this.#streamed, hash = extendHash(this.#prompt ?? 0n, this.tokens.slice(0, have));
+    if (secret) this.#send(encode.resume({ secret, have, hash }));
     else this.#open();
     this.#ping();
   }
@@ -198,13 +200,17 @@ export class Session {
     // After a restart of the server the answer comes again from its beginning.
     const known = this.tokens.slice(message.start, message.start + message.tokens.length);
     const tokens = message.tokens.slice(known.length), hash = extendHash(this.#hash, tokens);
-    const gap = message.start > this.tokens.length || known.some((token, i) => token !== message.tokens[i]);
-    const reaches = message.start + message.tokens.length >= this.tokens.length; // else its hash is of an earlier position
-    if (gap || (reaches && hash !== message.hash)) {
+    const gap = message.start > this.tokens.length, end = message.start + message.tokens.length;
+    if (known.some((token, i) => token !== message.tokens[i])) {
+      this.#fail("The server's text differs from what it sent before: start again.");
+      return;
+    }
+    if (gap || (end >= this.tokens.length && hash !== message.hash)) { // one that ends earlier has an earlier hash
       this.#lost(); // resume from the last commit
       return;
     }
     this.#hash = hash;
+    this.#streamed = end;
     this.#sent.read = message.draft;
     this.#wanted = message.maxDraft;
     this.#silent += tokens.length;
@@ -237,6 +243,7 @@ export class Session {
   _error(message) {
     if (message.name === "unknown_stream" && this.#opened?.secret) {
       this.#opened.secret = null;
+      this.#streamed = 0;
       this.#open();
       return;
     }
