@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import AsJson, read_schema
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, UsageError
 
 if TYPE_CHECKING:
     from paceline.server.routes import Route
@@ -61,18 +61,28 @@ def check_routes(
 ) -> None:
     """Print the routes as they are understood, or everything wrong with them. Exit code 0: usable; 2: not."""
     from paceline.drafters import DRAFTERS
-    from paceline.server.routes import RouteError, load
+    from paceline.server.routes import RouteError, import_paths, load
 
     try:
-        listed = load(file, {*DRAFTERS, *(drafter or ())}).routes
-    except RouteError as error:
-        problems = error.problems
+        imported = _drafter_names(import_paths(file))
+        listed = load(file, {*DRAFTERS, *(drafter or ()), *imported.values()}, imported).routes
+    except (RouteError, UsageError) as error:
+        problems = error.problems if isinstance(error, RouteError) else (str(error),)
         print(json.dumps({"problems": problems}, ensure_ascii=False) if as_json else "\n".join(problems))
         raise typer.Exit(2) from None
     if as_json:
         print(json.dumps({"routes": [_settings(route) for route in listed]}, ensure_ascii=False))
     else:
         print("\n".join(_line(route) for route in listed))
+
+
+def _drafter_names(paths: list[str]) -> dict[str, str]:
+    """By import path, of drafters that are made as the server will make them."""
+    if not paths:
+        return {}
+    from paceline.loading import import_drafters  # takes seconds
+
+    return {path: drafter.name for path, drafter in import_drafters(paths).items()}
 
 
 def _settings(route: "Route") -> dict[str, Any]:
