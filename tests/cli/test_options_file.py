@@ -109,6 +109,12 @@ def test_a_model_beside_a_file_of_models_is_an_error_where_one_place_has_both(
     assert said in capsys.readouterr().err
 
 
+def test_a_name_beside_a_file_of_models_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("models.yaml").write_text("models: [{model: a}]")
+    assert run("serve", "--models", "models.yaml", "--served-model-name", "x") == 2
+    assert "--models has names in its file" in capsys.readouterr().err
+
+
 def test_a_flag_of_the_file_can_be_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert read("[generate]\nadaptive = false\n").default_map == {"generate": {"adaptive": False}}
 

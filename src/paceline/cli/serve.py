@@ -142,7 +142,9 @@ class ModelsOptions:
         if self.models:
             from paceline.server.models_file import read_models
 
-            return read_models(self.models, replace(defaults, names=()))
+            if defaults.names:
+                raise UsageError("--served-model-name is for one model: --models has names in its file")
+            return read_models(self.models, defaults)
         from paceline.server.launch import default_name
 
         if len(names) == 1:
