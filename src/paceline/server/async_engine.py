@@ -17,6 +17,7 @@ from paceline.llm import LLM, EncodedPrompt, Prompt
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.estimates_saver import EstimatesSaver
+from paceline.server.routes import Route
 from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round
 
@@ -101,6 +102,10 @@ class AsyncEngine:
     def drafters(self) -> dict[str, str]:
         """The loaded drafters, by each name that a request may give them."""
         return {**self.llm.trained, **{name: name for name in self.llm.drafters}}
+
+    def spec(self, route: Route) -> SpecConfig:
+        """How requests of a route speculate. It may be for several models: not each has all its drafters."""
+        return route.spec(self.llm.spec, self.llm.drafters)
 
     @property
     def fingerprint(self) -> str:

@@ -187,7 +187,7 @@ class SplitServing:
 
     def _params(self, context: RequestContext, message: Open) -> GenerateParams:
         request, llm = context.request, self._engine.llm
-        spec, drafters = context.route.spec(llm.spec), self._engine.drafters
+        spec, drafters = self._engine.spec(context.route), self._engine.drafters
         if isinstance(request, ChatRequest):
             params = chat_params(request, spec, drafters, llm.tokenizer.template)
         else:

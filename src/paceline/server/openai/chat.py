@@ -30,7 +30,7 @@ class ChatServing(ChunkServing):
         with self.recorded(context):
             engine = await self.load(http, context)
             llm = engine.llm
-            read = partial(chat_params, request, context.route.spec(llm.spec), engine.drafters)
+            read = partial(chat_params, request, engine.spec(context.route), engine.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
             if not request.prefill:
                 await self.predict_tool_calls(context, request)

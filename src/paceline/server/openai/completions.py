@@ -27,7 +27,7 @@ class CompletionServing(ChunkServing):
         context = self.admission.admit(http, body, request, "cmpl-")
         with self.recorded(context):
             prompts, engine = read_prompts(request.prompt), await self.load(http, context)
-            spec = context.route.spec(engine.llm.spec)
+            spec = engine.spec(context.route)
             read = partial(completion_params, request, prompts[0], spec, engine.drafters)
             first = self.limited(context, await off_loop(http, read))
             params = [replace(first, prompt=prompt) for prompt in prompts]

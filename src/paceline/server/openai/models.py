@@ -43,14 +43,14 @@ class ModelServing(Serving):
         """What each route does now, and why. Its conditions are not told: they may be another key's."""
         loaded = self.models.loaded
         routes = [
-            self._route(route, model, engine.llm.spec)
+            self._route(route, model, engine.spec(route))
             for model, engine in loaded
             for route in self.admission.routes
         ]
         return JSONResponse({"object": "list", "data": routes})
 
-    def _route(self, route: Route, model: ServedModel, default: SpecConfig) -> dict[str, Any]:
-        accounting, spec = model.metrics.accounting, route.spec(default)
+    def _route(self, route: Route, model: ServedModel, spec: SpecConfig) -> dict[str, Any]:
+        accounting = model.metrics.accounting
         speculates = bool(spec.max_draft and set(spec.drafters) - {"none"})
         state, reason = accounting.state(route.name, speculates)
         figures, predicted = accounting.figures(route.name), accounting.prediction(route.name)

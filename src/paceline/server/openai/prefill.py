@@ -45,7 +45,7 @@ class PrefillServing(Serving):
 
     def _read(self, context: RequestContext) -> list[GenerateParams]:
         request, engine = context.request, context.engine
-        spec = context.route.spec(engine.llm.spec)
+        spec = engine.spec(context.route)
         if isinstance(request, ChatRequest):
             return [chat_params(request, spec, engine.drafters, engine.llm.tokenizer.template)]
         assert isinstance(request, CompletionRequest)

@@ -83,7 +83,7 @@ class ResponsesServing(Serving):
         with self.recorded(context):
             engine = await self.load(http, context)
             llm = engine.llm
-            read = partial(chat_params, chat, context.route.spec(llm.spec), engine.drafters)
+            read = partial(chat_params, chat, engine.spec(context.route), engine.drafters)
             params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
             await self.predict_tool_calls(context, chat)
         builder = ResponseBuilder(context, request, llm)
