@@ -21,6 +21,11 @@ HIDDEN = (
     "prepare_prefill",
     "request",
     "prefill_request",
+    "encode_embedded",
+    "prepare_embedding",
+    "forget_embedded",
+    "embedding_requests",
+    "check_unused",
     "another_choice",
     "cancel",
 )

@@ -304,3 +304,27 @@ def test_a_prefill_is_found_by_the_next_turn(toy: LLM) -> None:
             assert answer.cached_tokens >= read.prompt_tokens > 0
 
     during(ask())
+
+
+def test_embeddings_are_those_of_the_llm(toy: LLM) -> None:
+    expected = toy.embed(PROMPTS)
+
+    async def embed() -> None:
+        async with AsyncLLM(toy) as llm:
+            assert await llm.embed(PROMPTS) == expected
+            assert await llm.embed(PROMPTS[0]) == expected[:1]
+            with pytest.raises(SettingError, match="texts=5 is not usable: expected a text, or a list of"):
+                await llm.embed(5)  # type: ignore[arg-type]
+
+    during(embed())
+
+
+def test_an_llm_that_an_async_one_uses_is_nobody_elses(toy: LLM) -> None:
+    async def use_both() -> None:
+        async with AsyncLLM(toy):
+            for use in (toy.generate, toy.embed, lambda _: AsyncLLM(toy)):
+                with pytest.raises(UsageError, match="in use by an AsyncLLM: use that one, or close it"):
+                    use("a b")
+
+    during(use_both())
+    assert toy.generate("a b", max_tokens=1).output_tokens == 1

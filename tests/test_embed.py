@@ -210,3 +210,5 @@ def test_what_cannot_be_embedded_is_an_error(tmp_path: Path) -> None:
         llm.embed([some_tokens(5000, vocab=VOCAB)])
     with pytest.raises(SettingError, match="tokens below 258"):
         llm.embed([[1, 258]])
+    with pytest.raises(SettingError, match="input=1 is not usable: expected a text, or a list of tokens"):
+        llm.embed([1, 2])  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from paceline.config import SamplingParams
 from paceline.constraints import AnyTool
 from paceline.engine.engine_thread import EngineThread, submit
 from paceline.errors import PacelineError, ShuttingDown, UsageError
-from paceline.llm import LLM, Prompt, check_prompts
+from paceline.llm import LLM, Prompt, check_prompts, embedding
 from paceline.output import Piece, PieceQueue, RequestOutput, Result
 from paceline.tool_loop import MAX_TURNS, AsyncTurns, Run, ToolChoice, tool_loop
 from paceline.types import Round
@@ -35,7 +35,8 @@ class AsyncLLM:
         if isinstance(model, LLM) and settings:
             raise UsageError(f"{', '.join(settings)}: settings belong to the LLM that is given")
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
-        self._thread = EngineThread(self.llm.engine, closed=_closed)
+        self.llm.check_unused()
+        self._thread = self.llm.thread = EngineThread(self.llm.engine, closed=_closed)
         self._thread.start()
         weakref.finalize(self, self._thread.stop, 0)
 
@@ -60,6 +61,20 @@ class AsyncLLM:
     async def prefill(self, prompt: Prompt, **options: Any) -> Result:
         """As `LLM.prefill`."""
         return await AsyncStream(self, partial(self.llm.prefill_request, prompt, **options)).read()
+
+    async def embed(
+        self, texts: str | Sequence[str] | Sequence[Sequence[int]], *, tenant: str = ""
+    ) -> list[list[float]]:
+        """As `LLM.embed`."""
+        requests = await asyncio.to_thread(self.llm.embedding_requests, texts, tenant=tenant)
+        return await asyncio.gather(*(self._embedding(request) for request in requests))
+
+    async def _embedding(self, request: RequestOutput) -> list[float]:
+        try:
+            await AsyncStream(self, lambda: request).read()
+        finally:
+            self._thread.between_passes(partial(self.llm.forget_embedded, request))
+        return embedding(request)
 
     @overload
     async def batch(

@@ -25,6 +25,7 @@ from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
+from paceline.engine.engine_thread import EngineThread
 from paceline.engine.pooling import Pooler
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError, UsageError
@@ -144,11 +145,17 @@ class LLM:
         )
         self._default_drafters = spec is None
         self._inbox: dict[str, deque[Round]] = {}
+        self.thread: EngineThread | None = None  # of the AsyncLLM that has this one, or had it
 
     @property
     def trained(self) -> dict[str, str]:
         """Names of the trained heads that are loaded, each with its drafter's name."""
         return {head.name: head.kind for head in self.heads}
+
+    def check_unused(self) -> None:
+        """An error if an AsyncLLM runs the engine in its thread."""
+        if self.thread is not None and self.thread.alive:
+            raise UsageError("this LLM is in use by an AsyncLLM: use that one, or close it first")
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Replaces the drafter of the same name, between two passes."""
@@ -225,8 +232,10 @@ class LLM:
         """The tokens of a text to be embedded, or these. May be called from any thread."""
         if isinstance(text, str):
             tokens = self.tokenizer.encode_whole(self._within_context(text))
-        else:
+        elif isinstance(text, Sequence) and _are_tokens(text):
             tokens = list(text)
+        else:
+            raise SettingError("input", text, "a text, or a list of tokens")
         if not tokens:
             raise SettingError("input", text, "at least one token of text")
         if len(tokens) >= (limit := self.target.max_context):
@@ -362,6 +371,7 @@ class LLM:
         return self.stream(prompt, params, **options).read()
 
     def _submit(self, request: RequestOutput) -> Stream:
+        self.check_unused()
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)
@@ -406,17 +416,24 @@ class LLM:
         Hidden states after the final norm, pooled as the model's files say (`pooling`): their mean, or the
         state of the last or the first token.
         """
-        requests = [
-            self.prepare_embedding(self.encode_embedded(text), tenant=tenant)
-            for text in ([texts] if isinstance(texts, str) else texts)
-        ]
-        size = window(self.engine.config)
+        requests, size = self.embedding_requests(texts, tenant=tenant), window(self.engine.config)
         for start in range(0, len(requests), size):
             for stream in [self._submit(request) for request in requests[start : start + size]]:
                 stream.read()
         for request in requests:
             self.forget_embedded(request)
         return [embedding(request) for request in requests]
+
+    def embedding_requests(
+        self, texts: str | Sequence[str] | Sequence[Sequence[int]], *, tenant: str = ""
+    ) -> list[RequestOutput]:
+        """The requests of `embed`. May be called from any thread."""
+        if not isinstance(texts, Sequence) or isinstance(texts, bytes):
+            raise SettingError("texts", texts, "a text, or a list of texts or of lists of tokens")
+        return [
+            self.prepare_embedding(self.encode_embedded(text), tenant=tenant)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
 
     @overload
     def batch(

@@ -81,6 +81,34 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     assert [(s.model, s.port, s.advice) for s in served] == [("m", 9000, "a")] * 2 + [("other", 1, "a")]
 
 
+@pytest.mark.parametrize(
+    ("in_file", "typed", "models"),
+    [
+        ('model = "m"', ("--models", "models.yaml"), ["a", "b"]),
+        ('models = "models.yaml"', ("m",), ["m"]),
+        ('models = "models.yaml"', (), ["a", "b"]),
+    ],
+)
+def test_a_model_that_is_typed_wins_over_models_in_the_file_and_the_reverse(
+    served: list[ServerSettings], in_file: str, typed: tuple[str, ...], models: list[str]
+) -> None:
+    Path("models.yaml").write_text("models: [{model: a}, {model: b}]")
+    Path(NAME).write_text(f"[serve]\n{in_file}\n")
+    assert run("serve", *typed) == 0
+    assert [one.model for one in served[0].models] == models
+
+
+def test_a_model_beside_a_file_of_models_is_an_error_where_one_place_has_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "give a model, or several, or --models with a file of them"
+    assert run("serve", "m", "--models", "models.yaml") == 2
+    assert said in capsys.readouterr().err
+    Path(NAME).write_text('[serve]\nmodel = "m"\nmodels = "models.yaml"\n')
+    assert run("serve") == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_flag_of_the_file_can_be_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert read("[generate]\nadaptive = false\n").default_map == {"generate": {"adaptive": False}}
 

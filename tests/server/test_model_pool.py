@@ -312,6 +312,19 @@ def test_metrics_and_traces_have_the_model(server: Running) -> None:
     assert [record.model for record in saved(server)[:3]] == ["broken", "b", "a"]
 
 
+def test_a_route_for_several_models_takes_the_drafters_that_each_has(tmp_path: Path) -> None:
+    routes = tmp_path / "routes.yaml"
+    routes.write_text("routes: [{name: every, drafters: [model, suffix]}]")
+    drafted = ModelSettings(
+        str(tmp_path / "b.gguf"), ("b",), draft_model=str(tmp_path / "a.gguf"), engine=ENGINE
+    )
+    with serving(tmp_path, routes=str(routes), further_models=(drafted,)) as server:
+        for model, drafters in (("a", ["suffix"]), ("b", ["model", "suffix"])):
+            assert written(server, model)["model"] == model
+            (route,) = get(server, "/v1/routes")["data"]
+            assert (route["model"], route["drafters"]) == (model, drafters)
+
+
 def saved(server: Running) -> Sequence[RequestRecord]:
     """The traces, newest first."""
     recorder = server.app.log._recorder

@@ -14,9 +14,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.config import EngineConfig
+from paceline.server.launch import ModelSettings
 from paceline.web import api_keys
 from support.browser import PHONE, WAIT_MS, axe_violations, check_at_all_sizes, opened
-from support.servers import IDLE_S, Running, paused, toy_running
+from support.servers import IDLE_S, NAME, Running, paused, toy_running
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -120,6 +122,22 @@ def test_plain_decoding_beside_it_is_identical(browser_page: Page, page_server: 
     assert len(texts) == 2
     assert texts[0] == texts[1]
     assert page.locator(".both .written").nth(1).locator(".t:not(.s-target)").count() == 0
+
+
+def test_of_several_models_the_one_chosen_answers(browser_page: Page, tmp_path: Path) -> None:
+    page, engine = browser_page, EngineConfig("cpu", cache_mb=64)
+    second = ModelSettings(str(tmp_path / f"{NAME}.gguf"), ("second",), engine=engine)
+    with toy_running(tmp_path, engine, further_models=(second,), max_loaded=1) as server:
+        playground(page, server)
+        page.get_by_label("Model", exact=True).select_option("second")
+        with page.expect_request(CHAT) as sent:
+            send(page, "hello", 8)
+        assert json.loads(sent.value.post_data or "")["model"] == "second"
+        page.get_by_role("button", name="Compare with plain").click()
+        expect(page.locator(".verdict .badge")).to_have_text("identical")
+        states = {one.name: one.state for one in server.app.models.models}
+        assert states == {NAME: "unloaded", "second": "loaded"}
+        page.goto("about:blank")
 
 
 def test_a_different_answer_is_called_different(browser_page: Page, page_server: Running) -> None:

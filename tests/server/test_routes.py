@@ -277,6 +277,8 @@ def test_a_route_is_laid_over_the_servers_settings() -> None:
     )
     plain = Route(name="x", enabled=False, drafters=("suffix",), max_draft=4).spec(base)
     assert (plain.drafters, plain.max_draft) == ((), 0)
+    named = Route(name="x", drafters=("block", "suffix"))
+    assert named.spec(base, {"suffix", "ngram"}).drafters == ("suffix",)
     assert Route(name="x", accept="block").spec(base).tree_width == 1  # not an error while requests run
     block = SpecConfig(accept="block")
     assert Route(name="x", tree_width=4).spec(block).tree_width == 1

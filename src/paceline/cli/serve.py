@@ -158,6 +158,7 @@ class ModelsOptions:
 
 @grouped
 def serve(
+    context: typer.Context,
     listen: ListenOptions,
     several: ModelsOptions,
     drafter: DrafterOptions,
@@ -187,6 +188,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one model or several to any OpenAI client."""
+    if model and several.models:  # the command line wins over paceline.toml
+        typed = [name for name in ("model", "models") if not _in_config_file(context, name)]
+        if typed == ["models"]:
+            model = None
+        elif typed == ["model"]:
+            several = replace(several, models=None)
     config = engine.config(max_batch=listen.max_batch, max_waiting=listen.max_waiting)
     if edge_onnx is not None and not (split and edge_onnx.is_file()):
         raise SettingError("edge_onnx", str(edge_onnx), "a file, together with --split")
@@ -254,6 +261,11 @@ def serve(
         max_message=MAX_OPEN_BYTES if split else 0,
     )
     run(settings, partial(_mount_split, model=first.model, onnx=edge_onnx) if split else None)
+
+
+def _in_config_file(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _mount_split(app: "App", model: str, onnx: Path | None) -> None:

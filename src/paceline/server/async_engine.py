@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -104,9 +104,8 @@ class AsyncEngine:
         return {**self.llm.trained, **{name: name for name in self.llm.drafters}}
 
     def spec(self, route: Route) -> SpecConfig:
-        """The settings of a route for this model, which may lack drafters that another one has."""
-        spec = route.spec(self.llm.spec)
-        return replace(spec, drafters=tuple(name for name in spec.drafters if name in self.llm.drafters))
+        """How requests of a route speculate. It may be for several models: not each has all its drafters."""
+        return route.spec(self.llm.spec, self.llm.drafters)
 
     @property
     def fingerprint(self) -> str:

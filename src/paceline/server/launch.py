@@ -192,8 +192,9 @@ def build(settings: ServerSettings) -> App:
         [loader.served(one) for one in settings.models], loader.load, _limits(settings), loader.size
     )
     llm, thread = models.load_default()
-    known = {*llm.drafters, *(DRAFTERS if settings.further_models else ())}  # others may have others
-    routes = RouteFile(settings.routes, known, imported) if settings.routes else None
+    # Which drafters a model has is known once it is loaded: of several, not each has those of all routes.
+    drafters = (*DRAFTERS, *imported.values()) if settings.further_models else tuple(llm.drafters)
+    routes = RouteFile(settings.routes, drafters, imported) if settings.routes else None
     trainer, spans = _trainer(settings, llm, thread, models.default.metrics), spans_from_environment()
     local = is_loopback(settings.host) and not settings.allowed_hosts  # else it may be behind a proxy
     terms = (settings.remember, trainer, settings.single_user, local)

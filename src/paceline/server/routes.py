@@ -182,11 +182,13 @@ class Route(StrictModel):
     def takes(self, request: RouteRequest) -> bool:
         return self.match is None or self.match.holds(request)
 
-    def spec(self, base: SpecConfig) -> SpecConfig:
-        """`base` with the settings of this route."""
+    def spec(self, base: SpecConfig, loaded: Collection[str] | None = None) -> SpecConfig:
+        """`base` with the settings of this route. loaded: the drafters of a model; others are left out."""
         accept = self.accept or base.accept
         width = base.tree_width if self.tree_width is None else self.tree_width
         drafters = base.drafters if self.drafters is None else self.drafters
+        if loaded is not None:
+            drafters = tuple(name for name in drafters if name in loaded)
         max_draft = base.max_draft if self.max_draft is None else self.max_draft
         return SpecConfig(
             drafters=drafters if self.enabled else (),

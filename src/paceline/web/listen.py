@@ -53,9 +53,13 @@ def bound(host: str, port: int) -> list[socket.socket]:
     except OSError as problem:
         for one in sockets:
             one.close()
-        why = problem.strerror or problem
-        raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
+        raise _cannot_listen(host, port, problem) from None
     return sockets
+
+
+def _cannot_listen(host: str, port: int, problem: OSError) -> UsageError:
+    why = problem.strerror or problem
+    return UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port")
 
 
 def limited_uvicorn(
@@ -127,6 +131,12 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        for one in sockets or ():
+            try:
+                one.listen(self.config.backlog)  # uvloop tells nobody if another server was faster
+            except OSError as problem:
+                host, port, *_ = one.getsockname()
+                raise _cannot_listen(host, port, problem) from None
         await super().startup(sockets)
         if self.started:
             print(self._greeting, flush=True)

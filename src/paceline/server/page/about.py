@@ -23,6 +23,7 @@ class AboutServing(Serving):
         return JSONResponse(
             {
                 "model": model.name,
+                "models": [one.name for one in self.models.models],
                 "version": __version__,
                 "fingerprint": engine.fingerprint,
                 "max_model_len": llm.target.max_context,

@@ -31,6 +31,7 @@ export function mount(root, api) {
   const field = (label, control, note) => h("div", { class: "field" }, h("label", { for: control.id, text: label }), control, note && h("p", { class: "note", text: note }));
   const area = (id, rows, placeholder, code = false) => h("textarea", { id, rows, placeholder, class: code ? "code" : "", spellcheck: code ? "false" : "true" });
   const numeric = (id, value, min, max, step) => h("input", { id, type: "number", value, min, max, step, inputmode: "decimal" });
+  const models = h("select", { id: "pg-model" }, about.models.map((name) => h("option", { value: name, text: name, ...(name === about.model ? { selected: true } : {}) })));
   const system = area("pg-system", 2, "optional");
   const tools = area("pg-tools", 4, "a JSON list, as in the API", true);
   const schema = area("pg-schema", 4, "the answer has to fit it", true);
@@ -48,6 +49,7 @@ export function mount(root, api) {
   const check = (box, text, title) => h("label", { class: "check", for: box.id, title }, box, text);
   const settings = h("details", { class: "panel settings", open: !window.matchMedia("(max-width: 900px)").matches },
     h("summary", {}, h("h2", { text: "Request" })),
+    about.models.length > 1 && field("Model", models),
     field("System prompt", system),
     field("Tools", tools),
     h("div", { class: "field" }, check(mustCall, "Require a call", "tool_choice: required")),
@@ -97,7 +99,7 @@ export function mount(root, api) {
     const chosen = drafters.filter(({ box }) => box.checked).map(({ name }) => name);
     const same = chosen.length === about.default_drafters.length && chosen.every((name) => about.default_drafters.includes(name));
     return {
-      model: about.model,
+      model: models.value,
       messages: [...(system.value.trim() ? [{ role: "system", content: system.value }] : []), ...turns.map(({ message }) => message)],
       temperature: Number(temperature.value), seed: Number(seed.value), max_completion_tokens: Number(maxTokens.value),
       stream: true, stream_options: { include_usage: true, include_rounds: true }, metrics: true,
