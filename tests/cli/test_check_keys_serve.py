@@ -128,20 +128,6 @@ def test_routes_check_accepts_declared_drafters(capsys: pytest.CaptureFixture[st
     assert run(capsys, "routes", "check", file, "--drafter", "mine")[0] == 0
 
 
-def test_routes_check_imports_drafters_as_serve_does(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2] / "examples")
-    file = tmp_path / "routes.yaml"
-    file.write_text('routes: [{name: a, drafters: ["own_drafter:Period", suffix]}]')
-    code, out, err = run(capsys, "routes", "check", file)
-    assert (code, err) == (0, "")
-    assert out.splitlines()[0] == 'a: everything else -> drafters=["period", "suffix"]'
-    file.write_text('routes: [{name: a, drafters: ["own_drafter:Absent"]}]')
-    code, out, err = run(capsys, "routes", "check", file)
-    assert (code, out, err) == (2, "own_drafter:Absent is not there: own_drafter has no 'Absent'\n", "")
-
-
 def test_keys_are_made_listed_and_removed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
