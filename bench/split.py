@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rtt", type=int, nargs="+", default=list(ROUND_TRIPS_MS), help="milliseconds")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: its default")
-    parser.add_argument("--write", action="store_true", help="keep the result in bench/results")
+    parser.add_argument("--write", action="store_true", help="write bench/results and its page")
     given = parser.parse_args(arguments)
     path = workload.known().get(given.workload) or workload.BUILT_IN / f"{given.workload}.jsonl"
     tokenizer = Tokenizer.load(hub.resolve(given.model))
@@ -216,8 +216,12 @@ def main(arguments: Sequence[str]) -> None:
             found += rows(asyncio.run(measure(*run, rtt_ms)), rtt_ms)
     Console().print(Table.of(COLUMNS, found).terminal(sections=1))
     if given.write:
-        facts = machine.facts()
-        result = {"machine": facts, "model": given.model, "settings": vars(given), "rows": found}
+        from bench import pages
+
+        facts = {"model": given.model, **machine.facts()}
+        command = machine.command("split", arguments)
+        result = {"machine": facts, "command": command, "settings": vars(given), "rows": found}
         results_folder.write(result, f"{RESULT}-{given.model}")
+        pages.write()
     if not all(row["equal"] for row in found):
         raise SystemExit("a text differs from plain streaming")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import advise, control, prefetch, results_folder
+from bench import advise, control, prefetch, results_folder, split
 from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
@@ -192,6 +192,19 @@ def serve(result: Result) -> Lines:
     ]
 
 
+def split_modes(result: Result) -> Lines:
+    settings = result["settings"]
+    return [
+        *measured(result, "split deployment"),
+        *Table.of(split.COLUMNS, result["rows"]).markdown(),
+        f"{settings['prompts']} prompts of the workload `{settings['workload']}`, at most "
+        f"{settings['max_tokens']} tokens each, temperature {settings['temperature']:g}, connections warm, "
+        "the round trip injected by a proxy. Split modes have drafts of the client alone (suffix and n-gram); "
+        "one-shot has the answer with every tenth token replaced. Bytes are those of a committed token.",
+        "",
+    ]
+
+
 def whole_runs(result: Result) -> Lines:
     settings, equal = result["settings"], result["texts"]
     history = "recorded" if settings["history"] == "recorded" else "each server's own"
@@ -255,6 +268,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "advise": advice,
     "prefetch": predicted_calls,
     "hostile": soak,
+    "split": split_modes,
     "vllm": inside_vllm,
     "gpu": gpu.section,
 }
