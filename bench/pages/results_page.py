@@ -199,7 +199,7 @@ def split_modes(result: Result) -> Lines:
         *Table.of(split.COLUMNS, result["rows"]).markdown(),
         f"{settings['prompts']} prompts of the workload `{settings['workload']}`, at most "
         f"{settings['max_tokens']} tokens each, temperature {settings['temperature']:g}, connections warm, "
-        "the round trip injected by a proxy. Split modes have drafts of the client alone (suffix and n-gram); "
+        "the round trip injected by a proxy. Split modes have drafts of the client alone: suffix and n-gram; "
         "one-shot has the answer with every tenth token replaced. Bytes are those of a committed token.",
         "",
     ]
