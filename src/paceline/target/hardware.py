@@ -33,7 +33,7 @@ ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not
 WITHOUT_AMX: Final = "AVX10_1_512"
 FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "i8mm")
 _PATIENCE: Final = 120  # seconds
-_TILE_TRIAL: Final = (sys.executable, "-P", "-m", "paceline.target.native.tile_trial")
+_TILE_TRIAL: Final = (sys.executable, "-P", "-m", "paceline.target.native.amx_probe")
 # Features of ARM by Linux's names: entry of getauxval(3) and bit (asm/hwcap.h), and macOS's sysctl(3).
 _AT_HWCAP: Final = 16
 _AT_HWCAP2: Final = 26

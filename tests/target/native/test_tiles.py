@@ -11,7 +11,7 @@ import pytest
 
 from paceline.target import hardware
 from paceline.target.load import native_path
-from paceline.target.native import library, tile_trial
+from paceline.target.native import amx_probe, library
 from support.checks import same, story
 from support.native_targets import KINDS, built, native_target, pack, random_blocks, sized, tiny_model
 
@@ -57,17 +57,17 @@ def test_passes(shim: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_the_trial_accepts_right_products_alone(shim: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tile_trial.equal(shim, built("avx512"))
-    times = tile_trial.Trial.times
+    assert amx_probe.equal(shim, built("avx512"))
+    times = amx_probe.Trial.times
 
-    def off_by_a_bit(self: tile_trial.Trial, lib: ctypes.CDLL, x: tile_trial.Floats) -> tile_trial.Floats:
+    def off_by_a_bit(self: amx_probe.Trial, lib: ctypes.CDLL, x: amx_probe.Floats) -> amx_probe.Floats:
         out = times(self, lib, x)
         if lib is shim and len(x) == 37 and library.FORMATS[self.linear.format] == "K6":
             out[36, 63] = np.nextafter(out[36, 63], np.float32(np.inf))
         return out
 
-    monkeypatch.setattr(tile_trial.Trial, "times", off_by_a_bit)
-    assert not tile_trial.equal(shim, built("avx512"))
+    monkeypatch.setattr(amx_probe.Trial, "times", off_by_a_bit)
+    assert not amx_probe.equal(shim, built("avx512"))
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ batch.py         the rows of a pass; branches of a draft tree get scratch blocks
 packing.py       the layout of packed weights, and the repacking of a file's blocks
 packed_file.py   the file of packed weights, checked as it is read
 library.py       the C++ of csrc/, built for one kind of processor, and its structures
+amx_probe.py     AMX, tried in a child process: equal bits, and faster?
 threads.py       the thread pool that a target and its draft head share
 embeddings.py    rows of the embedding and output matrices, for draft heads
 block_head.py    a block head in C++
 int8_weights.py  its weights, packed in 8 bits
-csrc/            decoder.cpp, attention.h, linear.h, prefetch.h, threads.h; then pack.cpp and page_file.cpp
+csrc/            decoder.cpp, attention.h, linear.h, simd.h, prefetch.h, threads.h; then pack.cpp and page_file.cpp
 """

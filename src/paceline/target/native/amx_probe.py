@@ -1,6 +1,6 @@
 """AMX, tried in a child process (hardware.tiles): are its products those of AVX-512 bit for bit, and faster?
 
-python -m paceline.target.native.tile_trial        prints "unequal", "slower" or "faster"
+python -m paceline.target.native.amx_probe        prints "unequal", "slower" or "faster"
 """
 
 import ctypes
