@@ -168,7 +168,8 @@ def test_show_tells_what_can_be_known_before_loading(
     assert (facts["family"], facts["quantisation"], facts["context"]) == ("llama", "Q8_0", 8192)
     assert facts["size"] == resolve(NAME).stat().st_size
     assert facts["parameters"] == pytest.approx(facts["size"] * 32 / 34, rel=0.05)
-    assert facts["chat"] == {"template": True, "template_knows_tools": True, "tool_format": "hermes"}
+    knows = {"template": True, "template_knows_tools": True}
+    assert facts["chat"] == knows | {"tool_format": "hermes", "channels": False}
     assert facts["engine"] in ("native", "torch")
     assert facts["memory"]["cache"] == 64 << 20
     assert facts["memory"]["fits"] in (True, None)

@@ -177,6 +177,12 @@ def attach_layers(
             script.point(table, start + library.Layer.experts.offset, linears)
             for j, linear in enumerate(each):
                 attach_linear(script, linears, j * c.sizeof(library.Linear), linear)
+        if layer.expert_biases:
+            biases = (c.c_void_p * (3 * experts)).from_address(layer.expert_biases)
+            pointers = script.memory(bytes(biases))
+            script.point(table, start + library.Layer.expert_biases.offset, pointers)
+            for j, bias in enumerate(biases):
+                script.attach(pointers, j * c.sizeof(c.c_void_p), bias, 4 * each[j].outputs)
 
 
 class _Replaced:
@@ -241,6 +247,7 @@ def _attach_model(script: Script, target: NativeTarget) -> tuple[Memory, dict[st
     sizes |= dict.fromkeys(("k_bias", "v_bias"), 4 * shape.kv_heads * shape.head_dim)
     sizes |= dict.fromkeys(("q_norm", "k_norm"), 4 * shape.head_dim)
     sizes |= {"q_bias": 4 * shape.heads * shape.head_dim, "router": 4 * model.experts * shape.width}
+    sizes |= {"router_bias": 4 * model.experts, "sinks": 4 * shape.heads}
     attach_layers(script, own, library.Model.layer.offset, layers, sizes, model.experts)
     attach_fields(script, own, 0, model, {"norm": 4 * width})
     cache_bytes = {name: getattr(kv, name).nbytes for name in ("keys", "values")}

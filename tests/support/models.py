@@ -15,7 +15,7 @@ T = TypeVar("T")
 # As Transformers names them; `yarn` is a qwen3, `phi4_mini` a phi3 with LongRoPE on a part of each head.
 WRITTEN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "yarn")  # a folder can be written of them
 TRAINED = (*WRITTEN, "phi3", "phi4_mini")  # training knows them
-FAMILIES = (*TRAINED, "gemma2", "qwen3_moe", "mixtral")
+FAMILIES = (*TRAINED, "gemma2", "qwen3_moe", "mixtral", "gpt_oss")
 VOCAB = 131
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
 
@@ -94,6 +94,11 @@ def reference_config(family: str, **other: Any) -> Any:
         return hf.Qwen3MoeConfig(**{**experts, **widths, **sizes})
     if family == "mixtral":
         return hf.MixtralConfig(**{**experts, **sizes})
+    if family == "gpt_oss":
+        yarn = _YARN | {"truncate": False}
+        return hf.GptOssConfig(
+            **{**experts, "sliding_window": 16, "swiglu_limit": 0.8, **sizes}, rope_parameters=yarn
+        )
     if family == "gemma2":
         caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
         return hf.Gemma2Config(**{"sliding_window": 16, "query_pre_attn_scalar": 20, **caps, **sizes})

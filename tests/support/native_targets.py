@@ -95,6 +95,7 @@ HALVES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), (0,)),
     "Q6_K": (208,),
     "Q3_K": (108,),
+    "MXFP4": (),
 }
 
 
@@ -105,6 +106,8 @@ def random_blocks(
     encoding = ENCODINGS[kind]
     count = outputs * inputs // encoding.elements
     blocks = random.integers(0, 256, (count, encoding.nbytes), dtype=np.uint8)
+    if kind == "MXFP4":  # powers of two that a half has
+        blocks[:, 0] = random.integers(*((127, 130) if tame else (104, 144)), count)
     for at in HALVES[kind]:
         if tame:
             halves = (random.uniform(0.5, 2, count) * random.choice((-1, 1), count)).astype(np.float16)
@@ -120,6 +123,8 @@ def small_blocks(kind: str, outputs: int, inputs: int, random: np.random.Generat
     blocks = random_blocks(kind, outputs, inputs, random, tame=True)
     factor = inputs**-0.5 / decoded(kind, blocks[:16]).std()
     flat = blocks.reshape(-1, ENCODINGS[kind].nbytes)
+    if kind == "MXFP4":
+        flat[:, 0] += np.uint8(np.rint(np.log2(factor)) % 256)
     for at in HALVES[kind]:
         halves = flat[:, at : at + 2].copy().view(np.float16)
         flat[:, at : at + 2] = (halves * factor).astype(np.float16).view(np.uint8)
@@ -259,8 +264,8 @@ def mixed(name: str) -> str:
     """The encoding of a tensor in a file of every encoding."""
     if not name.startswith("blk."):
         return "Q6_K"
-    _, layer, part, _ = name.split(".")
-    return MIX[part][int(layer) % 2]
+    _, layer, part, kind = name.split(".")
+    return "F32" if kind == "bias" else MIX[part][int(layer) % 2]
 
 
 def tiny_model(
@@ -286,7 +291,8 @@ def tiny_model(
         else:
             values *= 0.3
     kinds = {name: kind or mixed(name) for name, values in weights.items() if values.ndim > 1}
-    kinds |= {name: "F32" for name in kinds if "ffn_gate_inp" in name}  # as converters leave it
+    as_they_are = ("ffn_gate_inp.weight", "bias")  # by converters
+    kinds |= {name: "F32" for name in kinds if name.endswith(as_they_are)}
     return tiny_gguf.write(path, family, weights, kinds, sizes.settings(family), **text)
 
 

@@ -280,8 +280,12 @@ class FloatReference:
 
     def _network(self, x: Doubles, name: str) -> Doubles:
         gate, up = (self._times(x, name + part) for part in ("gate", "up"))
+        if self.shape.activation == "clamped_swiglu":
+            limit = self.shape.gate_limit
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
         inner = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-        slope = gate if self.shape.activation == "silu" else inner
+        slopes = {"silu": gate, "gelu_tanh": inner, "clamped_swiglu": self.shape.gate_slope * gate}
+        slope = slopes[self.shape.activation]
         return self._times(gate / (1 + np.exp(-slope)) * up, name + "down")
 
     def _mixture(self, layer: int, x: Doubles) -> Doubles:
@@ -289,6 +293,7 @@ class FloatReference:
         experts = self.shape.experts
         assert experts is not None
         logits = x @ self._weights[f"layers.{layer}.router"].astype(np.float64).T
+        logits += self._weights.get(f"layers.{layer}.router_bias", np.zeros(1, np.float32))
         shares = np.exp(logits - logits.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
         shares[shares < np.sort(shares)[:, -experts.used, None]] = 0
@@ -328,7 +333,10 @@ class FloatReference:
         for chunk in (slice(i, i + CHUNK) for i in range(0, rows, CHUNK)):
             weights = _weight_codes(shares[:, :, chunk] * value_scales[:, None, chunk, 0])
             found += weights @ values[:, chunk]
-        found /= shares.sum(-1, keepdims=True)
+        total = shares.sum(-1, keepdims=True)
+        if (sinks := self._weights.get(f"layers.{layer}.sinks")) is not None:
+            total += np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))
+        found /= total
         return self._times(found.swapaxes(0, 1).reshape(rows, -1), f"layers.{layer}.o")
 
     def _heads32(self, x: Floats, name: str) -> Floats:

@@ -52,7 +52,7 @@ COMMON: Mapping[str, int | float] = {
     "attention.layer_norm_rms_epsilon": 1e-5,
     "rope.freq_base": 50_000.0,
 }
-EXTRA: Mapping[str, Mapping[str, int | float]] = {
+EXTRA: Mapping[str, Mapping[str, int | float | str]] = {
     "llama": {"rope.dimension_count": HEAD_DIM},
     "qwen2": {},
     "qwen3": {"attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM},
@@ -74,6 +74,17 @@ EXTRA: Mapping[str, Mapping[str, int | float]] = {
         "expert_count": EXPERTS,
         "expert_used_count": 2,
         "expert_feed_forward_length": EXPERT_FF,
+    },
+    "gpt-oss": {
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.sliding_window": 16,
+        "expert_count": EXPERTS,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": EXPERT_FF,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
     },
 }
 
@@ -97,12 +108,19 @@ def layer_shapes(family: str, sizes: Sizes = USUAL) -> dict[str, tuple[int, ...]
         shapes |= {"attn_q_norm.weight": (sizes.head_dim,), "attn_k_norm.weight": (sizes.head_dim,)}
     if family in ("gemma2", "gemma3"):
         shapes |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
-    if family == "qwen3moe":
+    if family in ("qwen3moe", "gpt-oss"):
         for part in ("gate", "up", "down"):
             del shapes[f"ffn_{part}.weight"]
         shapes["ffn_gate_inp.weight"] = (EXPERTS, width)
         shapes |= {f"ffn_{part}_exps.weight": (EXPERTS, EXPERT_FF, width) for part in ("gate", "up")}
         shapes["ffn_down_exps.weight"] = (EXPERTS, width, EXPERT_FF)
+    if family == "gpt-oss":
+        del shapes["ffn_norm.weight"]
+        shapes |= {"post_attention_norm.weight": (width,), "attn_sinks.weight": (sizes.heads,)}
+        shapes |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+        shapes |= {"attn_output.bias": (width,), "ffn_gate_inp.bias": (EXPERTS,)}
+        shapes |= {f"ffn_{part}_exps.bias": (EXPERTS, EXPERT_FF) for part in ("gate", "up")}
+        shapes["ffn_down_exps.bias"] = (EXPERTS, width)
     return shapes
 
 

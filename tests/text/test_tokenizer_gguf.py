@@ -36,6 +36,17 @@ CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}")
 LLAMA3 = split(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}")
+O200K = "|".join(  # as tiktoken has it
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
 SMOLLM = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
 DEFINITIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool]] = {
     "gpt-2": (GPT2, None, False),
@@ -43,6 +54,7 @@ DEFINITIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool]] = {
     "smollm": (SMOLLM, None, False),
     "qwen2": (QWEN2, {"type": "NFC"}, False),
     "llama-bpe": (LLAMA3, None, True),
+    "gpt-4o": (split(O200K), None, True),
 }
 
 
@@ -106,10 +118,10 @@ def test_byte_level_equals_its_definition_on_any_text(pair: tuple[Tokenizer, Any
 def test_the_pre_tokenizers_differ_on_this_corpus(tmp_path: Path) -> None:
     """Otherwise the comparisons above would not notice a wrong one."""
     encoded = {}
-    for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe"):
+    for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe", "gpt-4o"):
         facts = byte_level_facts(pre) | {"add_bos_token": False}
         encoded[pre] = str([Tokenizer.load(write_gguf(tmp_path / pre, facts)).encode(t) for t in CORPUS])
-    assert len(set(encoded.values())) == 4
+    assert len(set(encoded.values())) == 5
 
 
 @pytest.mark.parametrize("text", CORPUS)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.text import Tokenizer
 
 MIB = 1 << 20
+CHANNEL = "<|channel|>"  # of OpenAI's harmony format
 WITHOUT_MODEL = ("nothing", "grammar", "prediction")  # needs of drafters that a request alone can use
 
 
@@ -53,6 +54,7 @@ class Chat:
     template: bool
     template_knows_tools: bool
     tool_format: str
+    channels: bool  # the model writes channels (harmony), which stay in its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ def _chat(tokenizer: "Tokenizer") -> Chat:
 
     templates = tokenizer.templates
     source = templates.get(TOOL_TEMPLATE, templates.get("default", ""))
-    return Chat(bool(templates), bool(source) and mentions_tools(source), tokenizer.tool_format.name)
+    knows_tools = bool(source) and mentions_tools(source)
+    return Chat(bool(templates), knows_tools, tokenizer.tool_format.name, CHANNEL in source)
 
 
 def _drafters(path: Path, tokenizer: "Tokenizer") -> Drafters:
@@ -240,6 +243,8 @@ def _memory_line(memory: Memory, config: "EngineConfig") -> str:
 def _chat_line(chat: Chat) -> str:
     if not chat.template:
         return "no template: plain prompts only"
+    if chat.channels:
+        return "template of the harmony format: channels and tool calls are not parsed, they stay in the text"
     tools = (
         "as its template says" if chat.template_knows_tools else "its template knows none, a prompt is added"
     )

@@ -20,11 +20,11 @@ FOLDER_PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
 POOLING: Final = "1_Pooling/config.json"  # of a model for embeddings: the one file that stays in its folder
 # About 4 bits first: what a pass reads decides its time, and fewer bits cost words.
 PREFERENCE: Final = (
-    *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0"),
-    *("BF16", "F16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "MXFP4", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1"),
+    *("Q6_K", "Q8_0", "BF16", "F16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
 )
 UNFINISHED: Final = ".partial"  # suffix of the folder of an unfinished pull
-UNREADABLE: Final = ("IQ", "TQ", "Q4_0_", "MXFP4", "NVFP4")  # how quantisations begin that no backend decodes
+UNREADABLE: Final = ("IQ", "TQ", "Q4_0_", "NVFP4")  # how quantisations begin that no backend decodes
 
 _PREFIXES: Final = ("hf://", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _NAME: Final = re.compile(

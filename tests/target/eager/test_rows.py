@@ -54,7 +54,7 @@ def test_row_bits_of_a_tiny_model(tiny: TorchTarget, context: int) -> None:
     check_chain(tiny, context)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi4_mini", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi4_mini", "gemma2", "qwen3_moe", "gpt_oss"])
 def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     target = TorchTarget(load(tmp_path, torch.float32), CONFIG)

@@ -57,6 +57,7 @@ FAMILIES = {
     "gemma3_text": {"sliding_window": 30},  # two frequencies, norms behind the products
     "gemma2": {"sliding_window": 20},  # soft-capping
     "qwen3_moe": {},  # a dense layer among those with experts
+    "gpt_oss": {},  # sinks, biases of experts, a clamped activation
 }
 
 

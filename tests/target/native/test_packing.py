@@ -24,7 +24,7 @@ from support.native_targets import (
 
 
 def test_every_encoding_is_covered() -> None:
-    assert set(KINDS) == {"Q4_K", "Q5_K", "Q4_1", "Q5_1", "Q4_0", "Q5_0", "Q8_0", "Q6_K", "Q3_K"}
+    assert set(KINDS) == {"Q4_K", "Q5_K", "Q4_1", "Q5_1", "Q4_0", "Q5_0", "Q8_0", "Q6_K", "Q3_K", "MXFP4"}
     assert set(library.ENCODINGS.values()) == set(library.FORMATS)
 
 

@@ -76,6 +76,8 @@ CASES = {
     "gemma2": ("gemma2", None, SIZES, True),
     "gemma3": ("gemma3", None, sized(256, 4, 1), True),
     "experts": ("qwen3moe", None, SIZES, True),
+    "gpt-oss": ("gpt-oss", None, SIZES, False),
+    "gpt-oss in MXFP4": ("gpt-oss", "MXFP4", sized(64, 4, 2, 96, 50), False),
 }
 
 
@@ -127,6 +129,7 @@ FOLDERS: dict[str, dict[str, int]] = {
     "gemma3_text": {"head_dim": 64},
     "qwen3_moe": {"hidden_size": 96, "num_hidden_layers": 2},
     "mixtral": {"hidden_size": 64, "intermediate_size": 70, "num_hidden_layers": 1},
+    "gpt_oss": {"hidden_size": 96, "intermediate_size": 70},
 }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from paceline.errors import CorruptModel
 from paceline.target.eager.target import TorchTarget
@@ -29,6 +30,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "num_hidden_layers": 4}),
     "qwen3_moe": ("qwen3moe", {"mlp_only_layers": [], "norm_topk_prob": True}),
     "mixtral": ("llama", {}),
+    # Rows of whole blocks; the limit and the slope of its activation are not in a file.
+    "gpt_oss": ("gpt-oss", {"hidden_size": 64, "intermediate_size": 96, "swiglu_limit": 7.0}),
 }
 
 
@@ -47,13 +50,16 @@ def converted(family: str, model: Any) -> dict[str, Floats]:
         if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             halves = values.reshape(-1, 2, config.head_dim // 2, values.shape[1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
+        if family == "gpt_oss" and ".experts." in name:
+            tensors |= gpt_oss_stacks(name, values)
+            continue
         if name.endswith("experts.gate_up_proj"):  # stacked in memory, three tensors in a file
             ff, stack = values.shape[1] // 2, name.removesuffix("gate_up_proj")
             parts = {f"{stack}gate_proj.weight": values[:, :ff], f"{stack}up_proj.weight": values[:, ff:]}
         else:
-            parts = {name if name.endswith(".weight") else f"{name}.weight": values}
+            parts = {name if name.endswith((".weight", ".bias")) else f"{name}.weight": values}
         for part, matrix in parts.items():
-            stored = names.get_name(part, try_suffixes=(".weight",))
+            stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert stored is not None, part
             tensors[stored] = np.ascontiguousarray(matrix)
     rope = config.rope_parameters
@@ -61,6 +67,18 @@ def converted(family: str, model: Any) -> dict[str, Floats]:
         for kind in ("long", "short"):
             tensors[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
     return tensors
+
+
+def gpt_oss_stacks(name: str, values: Floats) -> dict[str, Floats]:
+    """Gate and up lie in turns in memory, and matrices inputs first; a file has neither."""
+    layer, kind = name.split(".")[2], "bias" if name.endswith("_bias") else "weight"
+    parts = {"gate": values[..., ::2], "up": values[..., 1::2]} if "gate_up" in name else {"down": values}
+    return {
+        f"blk.{layer}.ffn_{part}_exps.{kind}": np.ascontiguousarray(
+            stack.swapaxes(1, 2) if kind == "weight" else stack
+        )
+        for part, stack in parts.items()
+    }
 
 
 def settings(family: str, config: Any) -> dict[str, Any]:
@@ -79,7 +97,7 @@ def settings(family: str, config: Any) -> dict[str, Any]:
     }
     if family not in ("phi3", "phi4_mini"):
         facts |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    if family == "yarn":
+    if family in ("yarn", "gpt_oss"):
         rope = config.rope_parameters
         facts |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
@@ -94,7 +112,10 @@ def settings(family: str, config: Any) -> dict[str, Any]:
         facts["attention.sliding_window"] = config.sliding_window
         facts["attn_logit_softcapping"] = config.attn_logit_softcapping
         facts["final_logit_softcapping"] = config.final_logit_softcapping
-    if family in ("qwen3_moe", "mixtral"):
+    if family == "gpt_oss":
+        facts["attention.sliding_window"] = config.sliding_window
+        facts["expert_feed_forward_length"] = config.intermediate_size
+    if family in ("qwen3_moe", "mixtral", "gpt_oss"):
         facts["expert_count"] = config.num_local_experts
         facts["expert_used_count"] = config.num_experts_per_tok
     if family == "qwen3_moe":
@@ -110,16 +131,47 @@ def write(family: str, folder: Path) -> tuple[Path, Any]:
     return path, model
 
 
+def all_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    target = TorchTarget(load(path), CONFIG)
+    target.open(Seq("s", tokens, 1))
+    return target.forward([Feed("s", tokens[:1], Draft(tuple(tokens[1:])))]).logits
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_a_file_equal_transformers(tmp_path: Path, family: str) -> None:
     path, model = write(family, tmp_path)
     tokens = some_tokens(60)
-    target = TorchTarget(load(path), CONFIG)
-    target.open(Seq("s", tokens, 1))
-    ours = target.forward([Feed("s", tokens[:1], Draft(tuple(tokens[1:])))]).logits
+    ours = all_logits(path, tokens)
     with torch.inference_mode():
         theirs = model(torch.tensor([tokens])).logits[0]
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < BOUND
+
+
+def test_gpt_oss_in_mxfp4_equals_transformers(tmp_path: Path) -> None:
+    """As published: experts in MXFP4, beside their scales in a folder, in blocks in a file."""
+    path, model = write("gpt_oss", tmp_path)
+    state, stored, kinds = model.state_dict(), {}, {}
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks = tiny_gguf.encoded(state[name].transpose(1, 2).contiguous().numpy(), "MXFP4")
+        blocks = blocks.reshape(*blocks.shape[:2], -1, 17)  # [experts, outputs, groups, scale and 16 pairs]
+        values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.MXFP4)
+        state[name].copy_(torch.from_numpy(values).flatten(2).transpose(1, 2))
+        codes = np.concatenate((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
+        stored[f"{name}_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+        stored[f"{name}_scales"] = torch.from_numpy(blocks[..., 0].copy())
+        for part in ("gate", "up", "down"):
+            kinds[f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"] = "MXFP4"
+    rest = {name: tensor for name, tensor in state.items() if f"{name}_blocks" not in stored}
+    save_file(stored | rest, tmp_path / "reference" / "model.safetensors")
+    kinds |= {name: "F32" for name in converted("gpt_oss", model) if name not in kinds}
+    facts = settings("gpt_oss", model.config)
+    tiny_gguf.write(path, "gpt-oss", converted("gpt_oss", model), kinds, settings=facts)
+    tokens = some_tokens(60)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([tokens])).logits[0]
+    folder, file = (all_logits(source, tokens) for source in (tmp_path / "reference", path))
+    assert float((folder - theirs).abs().max() / theirs.abs().max()) < BOUND
+    assert torch.equal(folder, file)
 
 
 def test_experts_are_cut_out_of_their_stacks(tmp_path: Path) -> None:

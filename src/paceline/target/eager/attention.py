@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.eager.linear import RowTile
@@ -108,7 +109,14 @@ def _additive(unseen: Tensor, heads: Heads) -> Tensor:
 
 
 def attend_spans(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, layout: Layout, local: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: Layout,
+    local: bool,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q, k, v [heads, rows of the layout, head_dim] -> [rows of the layout, heads * head_dim].
 
@@ -121,7 +129,7 @@ def attend_spans(
         keys.index_copy_(1, span.slots, k[:, new].to(keys.dtype))
         values.index_copy_(1, span.slots, v[:, new].to(values.dtype))
         seen = _read(keys, span.keys), _read(values, span.keys)
-        parts.append(attend(q[:, span.rows], *seen, span.masks[local], layout.heads))
+        parts.append(attend(q[:, span.rows], *seen, span.masks[local], layout.heads, sinks))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -130,15 +138,25 @@ def _read(cached: Tensor, at: slice | Tensor) -> Tensor:
     return rows.float()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads, sinks: Tensor | None = None
+) -> Tensor:
     """q [heads, rows, head_dim], k and v [kv_heads, keys, head_dim] -> [rows, heads * head_dim], float32.
 
     What a mask hides has the weight 0, so a longer tail of hidden keys changes no bit. Queries are scaled
-    beforehand: a library may scale a product before or after the sum.
+    beforehand: a library may scale a product before or after the sum. sinks [heads]: a score of each head
+    that takes weight and has no value (arXiv 2309.17453, learned).
     """
     grouped = (q * heads.scale).reshape(heads.kv_heads, -1, heads.head_dim)
-    out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask, heads.softcap)
+    sunk = None if sinks is None else _sink_tile(sinks, q.shape[1], heads.kv_heads)
+    out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask, heads.softcap, sunk)
     return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)
+
+
+def _sink_tile(sinks: Tensor, rows: int, kv_heads: int) -> Tensor:
+    """[kv_heads, group * rows, KEY_TILE]: a tile of its own before the keys, whose places stay the same."""
+    scores = sinks.view(kv_heads, -1, 1).expand(-1, -1, rows).reshape(kv_heads, -1, 1)
+    return F.pad(scores, (0, KEY_TILE - 1), value=float("-inf"))
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor, cap: float) -> Tensor:
@@ -155,22 +173,30 @@ def softcap(scores: Tensor, cap: float) -> Tensor:
     return scores
 
 
-def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float) -> Tensor:
+def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float, sunk: Tensor | None) -> Tensor:
     """A CPU's softmax sums in one order however long the row is; its bare exponential rounds by position."""
-    weight = _scores(q, k, mask, cap).softmax(-1)
+    scores = _scores(q, k, mask, cap)
+    if sunk is None:
+        weight = scores.softmax(-1)
+    else:
+        weight = torch.cat((sunk, scores), -1).softmax(-1)[:, :, KEY_TILE:]
     out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for part in _tiles(k)[1:]:
         out.baddbmm_(weight[:, :, part], v[:, part])
     return out
 
 
-def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float) -> Tensor:
+def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cap: float, sunk: Tensor | None) -> Tensor:
     """A GPU's softmax and products sum in an order that may depend on the length: give them whole tiles."""
     tiles = _tiles(k)
-    scores = torch.stack([_scores(q, k[:, at], mask[:, :, at], cap) for at in tiles])
+    parts = [_scores(q, k[:, at], mask[:, :, at], cap) for at in tiles]
+    scores = torch.stack(parts if sunk is None else [*parts, sunk])
     weight = scores.sub_(scores.amax((0, -1), keepdim=True)).exp_()  # [tiles, kv_heads, rows, KEY_TILE]
     out = torch.bmm(weight[0], v[:, tiles[0]])
     total = weight[0].sum(-1, keepdim=True)
+    if sunk is not None:
+        total.add_(weight[-1].sum(-1, keepdim=True))
+        weight = weight[:-1]
     for part, at in zip(weight[1:], tiles[1:], strict=True):
         out.baddbmm_(part, v[:, at])
         total.add_(part.sum(-1, keepdim=True))

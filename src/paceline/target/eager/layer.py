@@ -2,7 +2,7 @@
 residual stream."""
 
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Final
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from paceline.target.eager.rope import rotate
 from paceline.target.weights.model_config import Experts, ModelConfig
 
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: see rope.rotate
+Activation = Callable[[Tensor, Tensor], None]  # in place, of gate and up [rows, ff]
 
 
 class Norm:
@@ -86,13 +87,14 @@ class Layer:
         self._attn_norm = store.norm(name + "attn_norm")
         self.qkv = store.linear(name + "q", name + "k", name + "v")
         self._qk_norm = _qk_norm(name, shape, store)
+        self._sinks = store.small(name + "sinks") if name + "sinks" in store else None
         self.o = store.linear(name + "o")
         self._post_attn_norm = store.maybe_norm(name + "post_attn_norm")
         self._ffn_norm = store.norm(name + "ffn_norm")
         self.mixture = None
         if shape.experts is not None and shape.sparse(index):
-            self.mixture = Mixture(name, shape.experts, shape.activation, store)
-        self.feed_forward = self.mixture or FeedForward(name, shape.activation, store)
+            self.mixture = Mixture(name, shape.experts, _activation(shape), store)
+        self.feed_forward = self.mixture or FeedForward(name, _activation(shape), store)
         self._post_ffn_norm = store.maybe_norm(name + "post_ffn_norm")
 
     def products(self) -> Iterator[tuple[str, object, str]]:
@@ -111,7 +113,7 @@ class Layer:
             qk = F.rms_norm(qk, (self._head_dim,), None, self._eps) * self._qk_norm
         qk = rotate(qk, *rotation)
         q, k = qk[: self._heads], qk[self._heads :]
-        seen = layout.restore(attend_spans(q, k, v, keys, values, layout, self.local))
+        seen = layout.restore(attend_spans(q, k, v, keys, values, layout, self.local, self._sinks))
         _add(x, self.o(seen.to(self._dtype)), self._post_attn_norm)
         _add(x, self.feed_forward(self._ffn_norm(x).to(self._dtype)), self._post_ffn_norm)
         return k, v
@@ -120,10 +122,10 @@ class Layer:
 class FeedForward:
     """A gated network (arXiv 2002.05202)."""
 
-    def __init__(self, name: str, activation: str, store: Store) -> None:
+    def __init__(self, name: str, activate: Activation, store: Store) -> None:
         self.gate_up = store.linear(name + "gate", name + "up")
         self.down = store.linear(name + "down")
-        self._activate = _ACTIVATIONS[activation]
+        self._activate = activate
 
     def products(self, kind: str = "") -> Iterator[tuple[str, object, str]]:
         yield from ((kind + part, self, part) for part in ("gate_up", "down"))
@@ -131,8 +133,8 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         rows = max(1, SERIAL // gate.shape[-1]) if x.device.type == "cpu" else len(x)
-        for part in torch.split(gate, rows):
-            self._activate(part)
+        for some_gate, some_up in zip(torch.split(gate, rows), torch.split(up, rows), strict=True):
+            self._activate(some_gate, some_up)
         return self.down(gate * up)
 
 
@@ -143,11 +145,11 @@ class Mixture:
     their order, so that its bits do not depend on the choices of other rows.
     """
 
-    def __init__(self, name: str, experts: Experts, activation: str, store: Store) -> None:
+    def __init__(self, name: str, experts: Experts, activate: Activation, store: Store) -> None:
         self.tile = RowTile(CUDA_TILE)
         self.router = store.linear(name + "router")
         each = (f"{name}experts.{i}." for i in range(experts.count))
-        self._experts = [FeedForward(expert, activation, store) for expert in each]
+        self._experts = [FeedForward(expert, activate, store) for expert in each]
         self._used, self._renormalise = experts.used, experts.renormalise
 
     def products(self) -> Iterator[tuple[str, object, str]]:
@@ -184,12 +186,21 @@ def _add(x: Tensor, y: Tensor, norm: Norm | None) -> None:
     x.add_(y if norm is None else norm(y.float()))
 
 
-def _silu(x: Tensor) -> None:
-    F.silu(x, inplace=True)
+def _silu(gate: Tensor, up: Tensor) -> None:
+    F.silu(gate, inplace=True)
 
 
-def _gelu_tanh(x: Tensor) -> None:
-    torch.ops.aten.gelu_(x, approximate="tanh")
+def _gelu_tanh(gate: Tensor, up: Tensor) -> None:
+    torch.ops.aten.gelu_(gate, approximate="tanh")
 
 
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], None]]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+def _clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> None:
+    """The product of the two becomes gate * sigmoid(slope * gate) * (up + 1), both clamped before."""
+    up.clamp_(-limit, limit).add_(1).mul_(gate.clamp_(max=limit))
+    gate.mul_(slope).sigmoid_()
+
+
+def _activation(shape: ModelConfig) -> Activation:
+    if shape.activation == "clamped_swiglu":
+        return partial(_clamped_swiglu, limit=shape.gate_limit, slope=shape.gate_slope)
+    return _silu if shape.activation == "silu" else _gelu_tanh

@@ -53,10 +53,10 @@ CHOICES: Final = {
 }
 
 # Packed formats and encodings, in the order of formats.h and pack.cpp.
-FORMATS: Final = ("K4", "K8", "H4", "H8", "O4", "O8", "K6")
-CODE_BYTES: Final = dict(zip(FORMATS, (256, 512, 256, 512, 256, 512, 384), strict=True))
-SCALE_BYTES: Final = dict(zip(FORMATS, (320, 320, 64, 64, 32, 32, 288), strict=True))
-SCALE_GROUPS: Final = dict(zip(FORMATS, (8, 8, 1, 1, 1, 1, 8), strict=True))
+FORMATS: Final = ("K4", "K8", "H4", "H8", "O4", "O8", "K6", "F4")
+CODE_BYTES: Final = dict(zip(FORMATS, (256, 512, 256, 512, 256, 512, 384, 256), strict=True))
+SCALE_BYTES: Final = dict(zip(FORMATS, (320, 320, 64, 64, 32, 32, 288, 32), strict=True))
+SCALE_GROUPS: Final = dict(zip(FORMATS, (8, 8, 1, 1, 1, 1, 8, 1), strict=True))
 ENCODINGS: Final = {
     "Q4_K": "K4",
     "Q5_K": "K8",
@@ -69,12 +69,14 @@ ENCODINGS: Final = {
     "Q3_K": "K6",
     "F32": "O8",
     "F32 to 4": "O4",
+    "MXFP4": "F4",
 }
+ACTIVATIONS: Final = ("silu", "gelu_tanh", "clamped_swiglu")  # in the order of model.h
 LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 EXPERT_LINEARS: Final = ("gate", "up", "down")
 VECTORS: Final = (
     *("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm"),
-    *("post_attn_norm", "post_ffn_norm", "router"),
+    *("post_attn_norm", "post_ffn_norm", "sinks", "router", "router_bias"),
 )
 TILE: Final = 16
 GROUP: Final = 32
@@ -99,7 +101,7 @@ class Linear(c.Structure):
 class Layer(c.Structure):
     _fields_ = (
         *((name, Linear) for name in LINEARS),
-        *((name, c.c_void_p) for name in (*VECTORS, "experts")),
+        *((name, c.c_void_p) for name in (*VECTORS, "experts", "expert_biases")),
         *((name, c.c_int32) for name in ("local", "reserved")),
     )
 
@@ -108,9 +110,9 @@ class Model(c.Structure):
     _fields_ = (
         *((name, c.c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim")),
         *((name, c.c_int32) for name in ("ff_width", "vocab", "window")),
-        *((name, c.c_int32) for name in ("experts", "experts_used", "renormalise", "gelu")),
+        *((name, c.c_int32) for name in ("experts", "experts_used", "renormalise", "activation")),
         *((name, c.c_float) for name in ("norm_eps", "attn_scale", "embed_scale")),
-        *((name, c.c_float) for name in ("attn_softcap", "logit_softcap")),
+        *((name, c.c_float) for name in ("attn_softcap", "logit_softcap", "gate_limit", "gate_slope")),
         ("reserved", c.c_int32),
         ("layer", c.c_void_p),
         ("embed", Linear),

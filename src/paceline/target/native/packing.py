@@ -152,7 +152,7 @@ def _matrix(entry: TensorEntry, encoding: str, cursor: "_Cursor", woven: int) ->
 
 
 def encoding_of(entry: TensorEntry, four_bits: bool = False) -> str:
-    if four_bits and not entry.encoding.startswith(("Q4", "Q3")):
+    if four_bits and not entry.encoding.startswith(("Q4", "Q3", "MXFP4")):
         return TO_FOUR_BITS
     return "F32" if entry.encoding in FLOATS else entry.encoding
 

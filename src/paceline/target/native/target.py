@@ -408,8 +408,9 @@ class _RopeTable:
 
 
 def _layers(shape: ModelConfig, weights: PackedWeights) -> tuple["ctypes.Array[library.Layer]", list[Any]]:
-    """The layers, and the arrays of experts that they point at."""
-    layers, stacks = (library.Layer * shape.layers)(), []
+    """The layers, and the arrays of experts and their biases that they point at."""
+    layers = (library.Layer * shape.layers)()
+    stacks: list[Any] = []
     for i in range(shape.layers):
         absent = library.EXPERT_LINEARS if shape.sparse(i) else ()
         for name in library.LINEARS:
@@ -428,6 +429,15 @@ def _layers(shape: ModelConfig, weights: PackedWeights) -> tuple["ctypes.Array[l
             )
             layers[i].experts = ctypes.addressof(stack)
             stacks.append(stack)
+            biases = [
+                weights.vector(f"layers.{i}.experts.{expert}.{part}_bias")
+                for expert in range(shape.experts.count)
+                for part in library.EXPERT_LINEARS
+            ]
+            if None not in biases:
+                addresses = (ctypes.c_void_p * len(biases))(*biases)
+                layers[i].expert_biases = ctypes.addressof(addresses)
+                stacks.append(addresses)
     return layers, stacks
 
 
@@ -445,12 +455,14 @@ def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeKVMemory, lay
         experts=shape.experts.count if shape.experts else 0,
         experts_used=shape.experts.used if shape.experts else 0,
         renormalise=shape.experts is not None and shape.experts.renormalise,
-        gelu=shape.activation == "gelu_tanh",
+        activation=library.ACTIVATIONS.index(shape.activation),
         norm_eps=shape.norm_eps,
         attn_scale=shape.attn_scale or shape.head_dim**-0.5,
         embed_scale=shape.embed_scale,
         attn_softcap=shape.attn_softcap,
         logit_softcap=shape.logit_softcap,
+        gate_limit=shape.gate_limit,
+        gate_slope=shape.gate_slope,
         layer=ctypes.addressof(layers),
         embed=embed,
         head=weights.matrix("head") if "head" in weights.layout.matrices else embed,

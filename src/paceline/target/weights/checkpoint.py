@@ -6,14 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.errors import CorruptModel, UnknownArchitecture
-from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.tensors import TensorEntry
+from paceline.target.weights.model_config import Experts, ModelConfig
+from paceline.target.weights.tensors import Columns, Gathered, MxRows, TensorEntry
 
 FAMILIES: Final = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"),
-    *("phi3", "gemma2", "gemma3"),
+    *("phi3", "gemma2", "gemma3", "gpt_oss"),
 )
-EXPERT_STACKS: Final = {"gate_exps": "gate", "up_exps": "up", "down_exps": "down"}  # [experts, ...] each
+EXPERT_STACKS: Final = {  # [experts, ...] each
+    **{f"{part}_exps": part for part in ("gate", "up", "down")},
+    **{f"{part}_exps_bias": f"{part}_bias" for part in ("gate", "up", "down")},
+}
+# Whether it is the way down, and how it is stored; the others are gate and up.
+JOINED_EXPERTS: Final = {
+    f"{part}_experts{suffix}": (part == "down", suffix.removeprefix("_") or "matrix")
+    for part in ("gate_up", "down")
+    for suffix in ("", "_bias", "_blocks", "_scales")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ def split_joined(tensors: Mapping[str, TensorEntry], shape: ModelConfig) -> dict
         layer, _, part = name.rpartition(".")
         if part in joined:
             split |= {f"{layer}.{own}": rows for own, rows in _cut(entry, joined[part])}
+        elif part in JOINED_EXPERTS and shape.experts is not None:
+            split |= _joined_experts(layer, part, tensors, shape.experts, shape.width)
         elif part in EXPERT_STACKS and shape.experts is not None:
             experts = _cut(entry, dict.fromkeys(map(str, range(shape.experts.count)), 1))
             for index, rows in experts:
@@ -96,6 +107,47 @@ def split_joined(tensors: Mapping[str, TensorEntry], shape: ModelConfig) -> dict
                 split[f"{layer}.experts.{index}.{EXPERT_STACKS[part]}"] = matrix
         else:
             split[name] = entry
+    return split
+
+
+def _joined_experts(
+    layer: str, part: str, tensors: Mapping[str, TensorEntry], experts: Experts, width: int
+) -> dict[str, TensorEntry]:
+    """gpt-oss: gate and up in turns, and matrices stored inputs first, or in MXFP4 beside their scales."""
+    entry, (down, kind) = tensors[f"{layer}.{part}"], JOINED_EXPERTS[part]
+    outputs, inputs = (width, experts.ff_width) if down else (2 * experts.ff_width, width)
+    owned = {"down": slice(None)} if down else {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+    scales = tensors.get(f"{layer}.{part.replace('blocks', 'scales')}")
+    if kind == "scales":  # read with their blocks
+        return {}
+    stored = {
+        "matrix": (experts.count, inputs, outputs),
+        "bias": (experts.count, outputs),
+        "blocks": (experts.count, outputs, inputs // 32, 16),
+    }[kind]
+    as_bytes = kind == "blocks"
+    sound = entry.shape == stored and (entry.encoding == "U8") == as_bytes
+    if not sound or (as_bytes and (scales is None or scales.shape != stored[:3] or scales.encoding != "U8")):
+        raise CorruptModel(
+            f"{entry.file.name}: {entry.name} has shape {list(entry.shape)}, expected {list(stored)}"
+            f"{' of bytes with their scales' if as_bytes else ''}; pull it again"
+        )
+    split = {}
+    for expert in range(experts.count):
+        for own, taken in owned.items():
+            rows = len(range(outputs)[taken])
+            if as_bytes and scales is not None:
+                groups = inputs // 32
+                own_scales = replace(scales, offset=scales.offset + expert * outputs * groups)
+                how: Gathered = MxRows(outputs, groups, own_scales, taken)
+                found = replace(entry, encoding="MXFP4", shape=(rows, inputs))
+            else:
+                entry.require_readable()
+                size = entry.nbytes // entry.elements
+                how = Columns(1 if kind == "bias" else inputs, outputs, size, taken)
+                found = replace(entry, shape=(rows,) if kind == "bias" else (rows, inputs))
+            name = f"{layer}.experts.{expert}.{own}{'_bias' if kind == 'bias' else ''}"
+            split[name] = replace(found, offset=entry.offset + expert * how.span, gathered=how)
     return split
 
 

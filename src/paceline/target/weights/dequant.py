@@ -11,6 +11,9 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
+FP4_DOUBLED: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     elements: int  # in one block
@@ -79,6 +82,12 @@ def _q5_1(blocks: Bytes, out: Floats) -> None:
     runs += _half(blocks, 2)[..., None]
 
 
+def _mxfp4(blocks: Bytes, out: Floats) -> None:
+    """Codes of 4-bit floats, stored doubled to be whole, under a power of two."""
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    _scale(out, FP4_DOUBLED[_codes(blocks[:, 1:], 1, 4)], scales.astype(np.float32))
+
+
 def _q2_k(blocks: Bytes, out: Floats) -> None:
     packed = blocks[:, :16]  # scale in the low four bits, minimum in the high four
     runs = _scale(out, _codes(blocks[:, 16:80], 2, 2), _half(blocks, 80) * (packed & 15))
@@ -136,6 +145,7 @@ ENCODINGS: Final[Mapping[str, Encoding]] = {
     "Q5_0": Encoding(32, 22, _q5_0),
     "Q5_1": Encoding(32, 24, _q5_1),
     "Q8_0": Encoding(32, 34, _q8_0),
+    "MXFP4": Encoding(32, 17, _mxfp4),
     "Q2_K": Encoding(256, 84, _q2_k),
     "Q3_K": Encoding(256, 110, _q3_k),
     "Q4_K": Encoding(256, 144, _q4_k),

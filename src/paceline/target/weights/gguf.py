@@ -24,8 +24,8 @@ from paceline.target.weights.model_config import Experts, ModelConfig, Rope, lon
 from paceline.target.weights.tensors import TensorEntry, read_tensor, require_whole
 
 # Mistral and Mixtral models come as llama.
-FAMILIES: Final = ("llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3")
-RENAMED: Final = {"qwen3moe": "qwen3_moe"}
+FAMILIES: Final = ("llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt-oss")
+RENAMED: Final = {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
 EMBED: Final = "token_embd.weight"
 ROPE_DIVISORS: Final = "rope_freqs.weight"
 LONG_DIVISORS: Final = "rope_factors_long.weight"
@@ -57,9 +57,16 @@ PARTS: Final = {
 }
 EXPERT_PARTS: Final = PARTS | {
     "ffn_gate_inp.weight": "router",
-    **{f"ffn_{stack}.weight": stack for stack in EXPERT_STACKS},
+    **{f"ffn_{stack}.weight": stack for stack in EXPERT_STACKS if not stack.endswith("bias")},
+}
+GPT_OSS_PARTS: Final = EXPERT_PARTS | {
+    "attn_sinks.weight": "sinks",
+    "post_attention_norm.weight": "ffn_norm",
+    "ffn_gate_inp.bias": "router_bias",
+    **{f"ffn_{stack.removesuffix('_bias')}.bias": stack for stack in EXPERT_STACKS if stack.endswith("bias")},
 }
 PHI3_PARTS: Final = PARTS | {"attn_qkv.weight": "qkv", "ffn_up.weight": "gate_up"}
+OWN_PARTS: Final = {"phi3": PHI3_PARTS, "gpt-oss": GPT_OSS_PARTS}
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -72,7 +79,7 @@ def open_gguf(path: Path) -> Checkpoint:
             raise CorruptModel(f"{file.name} has {min(again)}, as another part has; pull the model again")
         entries |= _entries(file, part)
     shape = _shape(path, family, Fields(path.name, header.metadata, f"{family}."), entries)
-    names = PHI3_PARTS if family == "phi3" else EXPERT_PARTS if shape.experts else PARTS
+    names = OWN_PARTS.get(family) or (EXPERT_PARTS if shape.experts else PARTS)
     named = {name: _canonical(name, names) for name in entries if name not in UNLAYERED}
     tensors = {canonical: entries[name] for name, canonical in named.items() if canonical}
     return Checkpoint(
@@ -149,6 +156,8 @@ def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, TensorEn
     )
     if family in GEMMA_27B_LAYERS:
         return _gemma(shape, keys)
+    if family == "gpt-oss":
+        return _gpt_oss(shape, keys)
     if family == "phi3" and keys.raw("attention.sliding_window"):  # 0 stands for none
         window = keys.integer("attention.sliding_window")
         if window < context:
@@ -240,8 +249,19 @@ def _gemma(shape: ModelConfig, keys: Fields) -> ModelConfig:
     )
 
 
+def _gpt_oss(shape: ModelConfig, keys: Fields) -> ModelConfig:
+    """The reference does not round the bounds of YaRN; the file does not say so."""
+    return replace(
+        shape,
+        rope=replace(shape.rope, whole_bounds=False),
+        window=keys.integer("attention.sliding_window", 128),
+        local_layers=_local_layers(shape.layers, keys, 2),
+        activation="clamped_swiglu",
+    )
+
+
 def _local_layers(layers: int, keys: Fields, usual: int) -> tuple[bool, ...]:
-    """Every second (gemma2) or sixth (gemma3) layer has full attention, unless the file says otherwise."""
+    """Every second or sixth (gemma3) layer has full attention, unless the file says otherwise."""
     key = "attention.sliding_window_pattern"
     listed = keys.raw(key)
     if not isinstance(listed, list):

@@ -10,6 +10,7 @@ from typing import Final
 from paceline.errors import CorruptModel
 from paceline.target.weights.checkpoint import (
     FAMILIES,
+    JOINED_EXPERTS,
     Checkpoint,
     Fields,
     require_family,
@@ -77,6 +78,17 @@ DEFAULTS: Final[Mapping[str, Mapping[str, float]]] = {
         "sliding_window": 4096,
         "query_pre_attn_scalar": 256,
     },
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 128,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
 }
 
 OUTER: Final = {EMBED: "embed", "norm.weight": "norm"}
@@ -111,6 +123,9 @@ FAMILY_PARTS: Final[Mapping[str, Mapping[str, str]]] = {  # those of other famil
     "phi3": PARTS | {"self_attn.qkv_proj.weight": "qkv", "mlp.gate_up_proj.weight": "gate_up"},
     "qwen3_moe": PARTS | {"mlp.gate.weight": "router"},
     "mixtral": PARTS | {"block_sparse_moe.gate.weight": "router"},
+    "gpt_oss": PARTS
+    | {"self_attn.sinks": "sinks", "mlp.router.weight": "router", "mlp.router.bias": "router_bias"}
+    | {f"mlp.experts.{name.replace('experts', 'proj')}": name for name in JOINED_EXPERTS},
 }
 EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
 EXPERT_PARTS: Final = {
@@ -121,7 +136,7 @@ EXPERT_PARTS: Final = {
     "w3": "up",
     "w2": "down",
 }
-DEFAULT_THETA: Final = {"gemma3": 1e6, "mixtral": 1e6}  # of other families 1e4
+DEFAULT_THETA: Final = {"gemma3": 1e6, "mixtral": 1e6, "gpt_oss": 1.5e5}  # of other families 1e4
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -213,6 +228,9 @@ def _shape(family: str, text: Fields) -> ModelConfig:
     )
     if gemma:
         return _gemma(shape, text)
+    if family == "gpt_oss":
+        limit, slope = text.number("swiglu_limit"), text.number("swiglu_alpha")
+        shape = replace(shape, activation="clamped_swiglu", gate_limit=limit, gate_slope=slope)
     local = _local_layers(family, text, shape.layers)
     if not any(local) or (window := text.integer("sliding_window")) >= context:
         return shape
@@ -220,11 +238,11 @@ def _shape(family: str, text: Fields) -> ModelConfig:
 
 
 def _experts(family: str, text: Fields, layers: int) -> Experts | None:
-    if family not in ("mixtral", "qwen3_moe"):
+    if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
         return None
     count = text.integer("num_local_experts", text.integer("num_experts", 128), maximum=4096)
     used = text.integer("num_experts_per_tok", maximum=count)
-    if family == "mixtral":
+    if family in ("mixtral", "gpt_oss"):
         return Experts(count, used, text.integer("intermediate_size"), (True,) * layers, renormalise=True)
     period, dense = text.integer("decoder_sparse_step", 1), text.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -245,6 +263,8 @@ def _rope(family: str, text: Fields, head_dim: int, context: int) -> Rope:
     parameters = text.fields("rope_parameters")
     flat = parameters.fields("full_attention").values or parameters.values
     rope = Fields(text.source, {**flat, **text.fields("rope_scaling").values})
+    if family == "gpt_oss" and not rope.values:
+        raise text.unusable("rope_scaling", None, "YaRN's settings")
     theta = rope.number("rope_theta", text.number("rope_theta", DEFAULT_THETA.get(family, 1e4)))
     kind = rope.raw("rope_type") or rope.raw("type") or "default"
     part = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0, 1.0), 1.0)
@@ -314,7 +334,7 @@ def _local_layers(family: str, text: Fields, layers: int) -> tuple[bool, ...]:
     """True for layers that attend to the sliding window only."""
     if family in ("mistral", "mixtral", "phi3"):
         return (text.raw("sliding_window") is not None,) * layers
-    if family == "gemma2":
+    if family in ("gemma2", "gpt_oss"):
         return _listed_layers(text, layers) or tuple(i % 2 == 0 for i in range(layers))
     if family == "gemma3":
         period = text.integer("sliding_window_pattern", text.integer("_sliding_window_pattern", 6))

@@ -72,7 +72,9 @@ class ModelConfig:
     local_rope: Rope | None = None  # for sliding layers where it differs (gemma3)
     window: int = 0  # sliding window of local layers, 0: none
     local_layers: tuple[bool, ...] = ()  # which layers attend to the window only; () : none
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "clamped_swiglu"] = "silu"
+    gate_limit: float = 7.0  # clamped_swiglu: of gate (above) and up (both sides), before the activation
+    gate_slope: float = 1.702  # clamped_swiglu: gate * sigmoid(slope * gate) * (up + 1)
     embed_scale: float = 1.0  # gemma: sqrt(width), rounded as the reference does
     attn_scale: float = 0.0  # 0: head_dim ** -0.5
     attn_softcap: float = 0.0  # gemma2: scores become cap * tanh(score / cap); 0: they stay as they are
@@ -97,8 +99,9 @@ class Weights:
 
     embed [vocab, width], norm [width], head [vocab, width] (absent when tied to embed), and for each layer i
     "layers.{i}." + attn_norm, q, k, v, o, ffn_norm, gate, up, down, and where the family has them
-    q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm. A layer with experts has
-    router [experts, width] and experts.{e}.gate, .up and .down in place of gate, up and down.
+    q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm, and sinks [heads]: a score
+    beside those of the keys, with no value. A layer with experts has router [experts, width] and
+    experts.{e}.gate, .up and .down in place of gate, up and down; each may have a bias (router_bias, ...).
     Dimensions of q and k that are not rotated lie behind the rotated ones of each half of a head.
     A norm weight is what the normalised row is multiplied by (gemma's 1 + w is already added).
     """

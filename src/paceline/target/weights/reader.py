@@ -23,6 +23,7 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 COMMON_PARTS: Final = ("attn_norm", "q", "k", "v", "o", "ffn_norm")
 FEED_FORWARD: Final = ("gate", "up", "down")
 BIASES: Final = ("q_bias", "k_bias", "v_bias", "o_bias")  # a file of any family may have them
+EXPERT_BIASES: Final = ("gpt_oss",)  # families whose router and experts have them
 FAMILY_PARTS: Final = {
     "llama": (),
     "mistral": (),
@@ -33,6 +34,7 @@ FAMILY_PARTS: Final = {
     "phi3": (),
     "gemma2": ("post_attn_norm", "post_ffn_norm"),
     "gemma3": ("q_norm", "k_norm", "post_attn_norm", "post_ffn_norm"),
+    "gpt_oss": (*BIASES, "sinks"),
 }
 
 
@@ -216,6 +218,7 @@ def _part_shapes(shape: ModelConfig) -> dict[str, tuple[int, ...]]:
         **dict.fromkeys(("gate", "up"), (ff, width)),
         "q": (q, width),
         "q_bias": (q,),
+        "sinks": (shape.heads,),
         "o": (width, q),
         "down": (width, ff),
     }
@@ -225,11 +228,12 @@ def _expert_shapes(shape: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]
     if shape.experts is None or not shape.sparse(layer):
         return {}
     ff, width = shape.experts.ff_width, shape.width
-    expected: dict[str, tuple[int, ...]] = {f"layers.{layer}.router": (shape.experts.count, width)}
+    biased = shape.architecture in EXPERT_BIASES
+    matrices: dict[str, tuple[int, ...]] = {f"layers.{layer}.router": (shape.experts.count, width)}
     for expert in range(shape.experts.count):
         name = f"layers.{layer}.experts.{expert}."
-        expected |= {name + "gate": (ff, width), name + "up": (ff, width), name + "down": (width, ff)}
-    return expected
+        matrices |= {name + "gate": (ff, width), name + "up": (ff, width), name + "down": (width, ff)}
+    return matrices | {f"{name}_bias": size[:1] for name, size in matrices.items() if biased}
 
 
 def _require_consistent(source: str, shape: ModelConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class TensorEntry:
     encoding: str
     shape: tuple[int, ...]  # outermost first
     offset: int  # bytes from the start of the file
+    gathered: "Gathered | None" = None  # how its bytes are put together, where they do not lie in one piece
 
     @property
     def elements(self) -> int:
@@ -35,6 +36,11 @@ class TensorEntry:
     def nbytes(self) -> int:
         encoding = ENCODINGS[self.encoding]
         return self.elements // encoding.elements * encoding.nbytes
+
+    @property
+    def span(self) -> int:
+        """Bytes of the file, from the offset on, in which it lies."""
+        return self.nbytes if self.gathered is None else self.gathered.span
 
     def require_readable(self) -> None:
         if self.encoding not in ENCODINGS:
@@ -48,6 +54,57 @@ class TensorEntry:
                 f"{self.file.name}: {self.name} has shape {list(self.shape)}, but rows of {self.encoding} "
                 f"are multiples of {block}; pull it again"
             )
+
+
+class Gathered(Protocol):
+    @property
+    def span(self) -> int: ...  # see TensorEntry.span
+    def read(self, entry: TensorEntry) -> Bytes: ...  # all its bytes, in the entry's encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some columns of a stored matrix [inputs, columns] of floats: each becomes a row."""
+
+    inputs: int
+    columns: int
+    size: int  # bytes of a number
+    taken: slice
+
+    @property
+    def span(self) -> int:
+        return self.inputs * self.columns * self.size
+
+    def read(self, entry: TensorEntry) -> Bytes:
+        stored = _read_bytes(entry.file, entry.offset, self.span)
+        stored = stored.reshape(self.inputs, self.columns, self.size)[:, self.taken]
+        return np.ascontiguousarray(stored.swapaxes(0, 1)).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class MxRows:
+    """Some rows of a matrix in MXFP4 whose scales are a tensor of their own: as blocks of a GGUF file.
+
+    A file's own byte has two neighbours, a block's byte i has numbers i and i + 16.
+    """
+
+    rows: int
+    groups: int  # of 32 numbers in a row
+    scales: TensorEntry  # [rows, groups] bytes
+    taken: slice
+
+    @property
+    def span(self) -> int:
+        return self.rows * self.groups * 16
+
+    def read(self, entry: TensorEntry) -> Bytes:
+        stored = _read_bytes(entry.file, entry.offset, self.span).reshape(self.rows, self.groups, 16)
+        scales = _read_bytes(self.scales.file, self.scales.offset, self.rows * self.groups)
+        pairs = stored[self.taken]
+        codes = np.stack((pairs & 15, pairs >> 4), -1).reshape(*pairs.shape[:2], 32)
+        halves = codes[..., :16] | codes[..., 16:] << 4
+        first = scales.reshape(self.rows, self.groups, 1)[self.taken]
+        return np.ascontiguousarray(np.concatenate((first, halves), -1)).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +134,29 @@ def require_whole(file: Path, ends: Mapping[str, int]) -> None:
 def read_tensor(entry: TensorEntry, dtype: torch.dtype, pool: Executor) -> Tensor:
     """Decodes chunk by chunk, so that little more than the result is ever in memory."""
     out = torch.empty(entry.elements, dtype=dtype)
+    raw = None if entry.gathered is None else entry.gathered.read(entry)
     starts = range(0, entry.elements, CHUNK)
-    for _ in pool.map(lambda start: _read_chunk(entry, start, out[start : start + CHUNK]), starts):
+    for _ in pool.map(lambda start: _read_chunk(entry, raw, start, out[start : start + CHUNK]), starts):
         pass
     return out.view(entry.shape)
 
 
 def read_raw(entry: TensorEntry) -> Bytes:
     """All its bytes, encoded."""
-    return _read_bytes(entry, 0, entry.nbytes)
+    if entry.gathered is not None:
+        return entry.gathered.read(entry)
+    return _read_bytes(entry.file, entry.offset, entry.nbytes)
 
 
-def _read_chunk(entry: TensorEntry, start: int, out: Tensor) -> None:
+def _read_chunk(entry: TensorEntry, raw: Bytes | None, start: int, out: Tensor) -> None:
+    """raw: the entry's bytes, where they are in memory already."""
     encoding = ENCODINGS[entry.encoding]
-    skipped, count = start // encoding.elements, len(out) // encoding.elements
-    blocks = _read_bytes(entry, skipped * encoding.nbytes, count * encoding.nbytes)
+    skipped, count = start // encoding.elements * encoding.nbytes, len(out) // encoding.elements
+    size = count * encoding.nbytes
+    if raw is None:
+        blocks = _read_bytes(entry.file, entry.offset + skipped, size)
+    else:
+        blocks = raw[skipped : skipped + size]
     blocks = blocks.reshape(count, encoding.nbytes)
     if out.dtype == torch.float32:
         encoding.decode(blocks, out.numpy().reshape(count, encoding.elements))
@@ -101,23 +166,23 @@ def _read_chunk(entry: TensorEntry, start: int, out: Tensor) -> None:
     out.copy_(torch.from_numpy(dense).view(-1))
 
 
-def _read_bytes(entry: TensorEntry, start: int, count: int) -> Bytes:
+def _read_bytes(file: Path, start: int, count: int) -> Bytes:
     # Read, not mapped: a file that shrinks meanwhile is an error, not a crash, and nothing stays open.
-    raw = np.fromfile(entry.file, np.uint8, count, offset=entry.offset + start)
+    raw = np.fromfile(file, np.uint8, count, offset=start)
     if len(raw) != count:
-        raise CorruptModel(f"{entry.file.name} ended while {entry.name} was read; pull it again")
+        raise CorruptModel(f"{file.name} ended while its weights were read; pull it again")
     return raw
 
 
 def fingerprint(identity: bytes, tensors: Iterable[tuple[str, TensorEntry]]) -> str:
-    """sha256 over the metadata and, for each tensor, its name, encoding, shape and both ends of its bytes.
+    """sha256 over the metadata and, for each tensor, its name, encoding, shape and both ends of its span.
 
     It tells models apart in a fraction of a second; it does not prove that a file is undamaged.
     """
     digest = sha256(identity)
     for name, entry in sorted(tensors, key=lambda item: item[0]):
         digest.update(f"\n{name} {entry.encoding} {entry.shape}\n".encode())
-        sample = min(SAMPLE, entry.nbytes)
-        digest.update(_read_bytes(entry, 0, sample).data)
-        digest.update(_read_bytes(entry, entry.nbytes - sample, sample).data)
+        sample = min(SAMPLE, entry.span)
+        for start in (entry.offset, entry.offset + entry.span - sample):
+            digest.update(_read_bytes(entry.file, start, sample).data)
     return digest.hexdigest()

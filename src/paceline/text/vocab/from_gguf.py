@@ -24,6 +24,16 @@ _WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CASED_WORDS: Final = "|".join(  # o200k: a word ends where capitals begin, and takes its contraction along
+    (
+        *(
+            rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]{first}[{_LOWER}]{then}(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            for first, then in ("*+", "+*")
+        ),
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 
 
 def _gpt2() -> pre_tokenizers.PreTokenizer:
@@ -34,9 +44,9 @@ def _single_digits() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+def _words(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
     def build() -> pre_tokenizers.PreTokenizer:
-        split = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
         return pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
@@ -49,13 +59,15 @@ PRE_TOKENIZERS: Final[Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]]] =
     "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _single_digits,
-    "qwen2": _words(""),
-    "llama-bpe": _words("{1,3}"),
-    "llama3": _words("{1,3}"),
-    "llama-v3": _words("{1,3}"),
+    "qwen2": _words(_WORDS % ""),
+    "llama-bpe": _words(_WORDS % "{1,3}"),
+    "llama3": _words(_WORDS % "{1,3}"),
+    "llama-v3": _words(_WORDS % "{1,3}"),
+    "gpt-4o": _words(_CASED_WORDS),
 }
 _NFC: Final = ("qwen2",)  # whose tokenizer.json composes characters first
-_LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3")  # begins every prompt with BOS; whole words go first
+_LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3")  # begins every prompt with BOS
+_WHOLE_WORDS: Final = (*_LLAMA3, "gpt-4o")  # a word that is a token is not merged from parts
 
 
 def vocabulary_from_gguf(path: Path) -> Vocabulary:
@@ -95,7 +107,7 @@ def _byte_level(path: Path, facts: Mapping[str, Any], tokens: Sequence[str], typ
     if name not in PRE_TOKENIZERS:
         raise TextError(f"{path} asks for the pre-tokenizer {name!r}: known are {', '.join(PRE_TOKENIZERS)}")
     merges = [_pair(path, line) for line in facts.get("merges", ())]
-    model = _bpe(path, _ids(tokens, types), merges, ignore_merges=name in _LLAMA3)
+    model = _bpe(path, _ids(tokens, types), merges, ignore_merges=name in _WHOLE_WORDS)
     backend = Backend(model)
     if name in _NFC:
         backend.normalizer = normalizers.NFC()

@@ -122,7 +122,7 @@ void Decoder::work(int me) {
         pool_.barrier();
         attend(l, me);
         pool_.barrier();
-        join_chunks(layer.local, me);
+        join_chunks(layer, me);
         pool_.barrier();
         add_product(layer.o, layer.o_bias, attended_, layer.post_attn_norm, me);
         pool_.barrier();
@@ -322,18 +322,21 @@ void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefet
     }
 }
 
-void Decoder::join_chunks(bool local, int me) {
+// A sink is joined last, as a chunk of one key whose value is zero.
+void Decoder::join_chunks(const Layer& layer, int me) {
     const int size = model_.head_dim;
     const Share share(pass_->rows * model_.heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / model_.heads, head = i % model_.heads;
-        const int first = slots_ == 1 ? 0 : first_chunk(position_[row], local);
+        const int first = slots_ == 1 ? 0 : first_chunk(position_[row], layer.local);
         const int chunks = slots_ == 1 ? 1 : chunks_for(position_[row]);
         Partial all_keys = partials_[(size_t)i * slots_ + first];
         float* sums = sums_of(row, head, first);
         for (int c = first + 1; c < chunks; ++c)
             join<exponential2>(all_keys, sums, partials_[(size_t)i * slots_ + c], sums_of(row, head, c), size);
-        const Floats share_of_one = all(1.0f / all_keys.total);
+        float kept = 1.0f;
+        if (layer.sinks) kept = join_totals<exponential2>(all_keys, {layer.sinks[head] * kBinaryLog, 1.0f}).before;
+        const Floats share_of_one = all(kept / all_keys.total);
         for (int d = 0; d < size; d += kGroup)
             attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * share_of_one,
                                load(sums + d + kLanes) * share_of_one);
@@ -382,8 +385,7 @@ void Decoder::feed_forward(const Layer& layer, int me) {
                 linear_tile(layer.up, 2 * unit + t, normed_, both + kUnit + t * kTile, 2 * kUnit);
             for (int r = 0; r < pass_->rows; ++r) {
                 const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
-                gated_.quantise(r, unit, activated(load(gate)) * load(up),
-                                activated(load(gate + kLanes)) * load(up + kLanes));
+                gated_.quantise(r, unit, gated(load(gate), load(up)), gated(load(gate + kLanes), load(up + kLanes)));
             }
         }
     }
@@ -416,7 +418,7 @@ void Decoder::route(const Layer& layer, int me) {
             Floats dot = zeros();
             for (int d = 0; d < model_.width; d += kLanes)
                 dot = fma(load(x + d) * by * load(layer.ffn_norm + d), load(weight + d), dot);
-            shares[e] = sum(dot);
+            shares[e] = layer.router_bias ? sum(dot) + layer.router_bias[e] : sum(dot);
         }
         const float top = *std::max_element(shares, shares + experts);
         float total = 0.0f, kept = 0.0f;
@@ -485,10 +487,13 @@ void Decoder::expert_gates(const Layer& layer, int me) {
             for (int m = 0; m < 2; ++m)
                 for (int t = 0; t < 2; ++t)
                     linear_strips(expert[m], 2 * unit + t, slots_in_, first, last, both + m * kUnit + t * kTile, 2 * kUnit);
+            const float* const* bias = layer.expert_biases ? layer.expert_biases + 3 * active_[part] : nullptr;
             for (int r = 0; r < active_rows_[part]; ++r) {
-                const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
-                slots_gated_.quantise(active_first_[part] + r, unit, activated(load(gate)) * load(up),
-                                      activated(load(gate + kLanes)) * load(up + kLanes));
+                float* row = both + (size_t)r * 2 * kUnit;  // 32 of gate, then 32 of up
+                for (int d = 0; bias && d < 2 * kUnit; d += kLanes)
+                    store(row + d, load(row + d) + load(bias[d / kUnit] + unit * kUnit + d % kUnit));
+                slots_gated_.quantise(active_first_[part] + r, unit, gated(load(row), load(row + kUnit)),
+                                      gated(load(row + kLanes), load(row + kUnit + kLanes)));
             }
         }
     }
@@ -504,7 +509,9 @@ void Decoder::expert_downs(const Layer& layer, int me) {
             linear_strips(layer.experts[3 * active_[part] + 2], tile, slots_gated_, slots_gated_.part_begin(part),
                           slots_gated_.part_end(part), product, kTile);
             float* out = slots_out_.get() + (size_t)active_first_[part] * width_ + tile * kTile;
-            for (int r = 0; r < active_rows_[part]; ++r, out += width_) store(out, load(product + r * kTile));
+            const float* bias = layer.expert_biases ? layer.expert_biases[3 * active_[part] + 2] + tile * kTile : nullptr;
+            for (int r = 0; r < active_rows_[part]; ++r, out += width_)
+                store(out, bias ? load(product + r * kTile) + load(bias) : load(product + r * kTile));
         }
     }
 }

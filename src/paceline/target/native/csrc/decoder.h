@@ -49,7 +49,7 @@ private:
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
     void attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch);
-    void join_chunks(bool local, int me);
+    void join_chunks(const Layer& layer, int me);
     void add_product(const Linear& weight, const float* bias, const Activations& in, const float* norm, int me);
     void add_normed(const float* norm, int me);
     void feed_forward(const Layer& layer, int me);
@@ -60,7 +60,10 @@ private:
     void expert_gates(const Layer& layer, int me);
     void expert_downs(const Layer& layer, int me);
     void add_experts(int me);
-    Floats activated(Floats gate) const { return model_.gelu ? gelu_tanh(gate) : silu(gate); }
+    Floats gated(Floats gate, Floats up) const {
+        if (model_.activation == kClampedSwiglu) return clamped_swiglu(gate, up, model_.gate_limit, model_.gate_slope);
+        return (model_.activation == kGeluTanh ? gelu_tanh(gate) : silu(gate)) * up;
+    }
     void cap_logits(float* logits, int64_t stride) const;
     void score(int me);
 

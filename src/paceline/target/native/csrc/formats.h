@@ -14,6 +14,7 @@
 //   O8      8 bit, 512 bytes, less 128       the same                                     Q8_0, Q5_0
 //   K6      6 bit, 384 bytes, less 32        per 8 groups: half d[16],                    Q6_K, Q3_K
 //                                            per 16 inputs: signed byte scale[16]
+//   F4      4-bit floats, 256 bytes          per group: half scale[16]                    MXFP4, scales within halves
 //
 // 4-bit codes: byte block j of a group holds inputs 8j..8j+3 in its low nibbles, 8j+4..8j+7 in the high ones.
 // 6-bit codes: 192 bytes for each 16 inputs: two blocks of nibbles as above, then one of the upper two bits,
@@ -28,11 +29,14 @@ constexpr int kGroup = 32;      // inputs that share an activation scale
 constexpr int kSuper = 8;       // groups that share a second-level scale
 constexpr int kUnit = 32;       // outputs are padded to a multiple of this, with zero weights
 
-enum Format : int32_t { K4, K8, H4, H8, O4, O8, K6, kFormats };
+enum Format : int32_t { K4, K8, H4, H8, O4, O8, K6, F4, kFormats };
 
-constexpr int kCodeBytes[kFormats] = {256, 512, 256, 512, 256, 512, 384};     // of a group
-constexpr int kScaleBytes[kFormats] = {320, 320, 64, 64, 32, 32, 288};        // of kScaleGroups groups
-constexpr int kScaleGroups[kFormats] = {kSuper, kSuper, 1, 1, 1, 1, kSuper};
+constexpr int kCodeBytes[kFormats] = {256, 512, 256, 512, 256, 512, 384, 256};     // of a group
+constexpr int kScaleBytes[kFormats] = {320, 320, 64, 64, 32, 32, 288, 32};        // of kScaleGroups groups
+constexpr int kScaleGroups[kFormats] = {kSuper, kSuper, 1, 1, 1, 1, kSuper, 1};
+
+// What the codes of 4-bit floats stand for, doubled to be whole and 16 above it to be unsigned.
+alignas(16) constexpr uint8_t kFloatCodes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // One packed matrix. Tiles come in pairs, since 32 outputs of one matrix are 1 group of inputs of the next.
 struct Linear {

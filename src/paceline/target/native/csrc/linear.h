@@ -17,8 +17,8 @@ struct Traits {
     static constexpr int bits = format == K6 ? 6 : kCodeBytes[format] / 64;
     static constexpr bool two_level = format == K4 || format == K8;
     static constexpr bool has_base = two_level || format == H4 || format == H8;
-    static constexpr int offset_bits = format == O4 ? 3 : format == O8 ? 7 : format == K6 ? 5 : 0;
-    static constexpr int code_bits = bits == 8 && has_base ? 5 : bits;  // those that are not always 0
+    static constexpr int offset_bits = format == O4 ? 3 : format == O8 ? 7 : format == K6 ? 5 : format == F4 ? 4 : 0;
+    static constexpr int code_bits = (bits == 8 && has_base) || format == F4 ? 5 : bits;  // those that are not always 0
     static constexpr bool dot_takes_offset = kSignedDots && code_bits == 8;
 };
 
@@ -29,7 +29,8 @@ PL_INLINE Codes codes_of(const uint8_t* codes) {
         return load_codes(codes + four * 64);
     } else if constexpr (Traits<format>::bits == 4) {
         const Codes both = load_codes(codes + four / 2 * 64);
-        return four % 2 ? high_nibbles(both) : low_nibbles(both);
+        const Codes nibbles = four % 2 ? high_nibbles(both) : low_nibbles(both);
+        return format == F4 ? look_up(nibbles, kFloatCodes) : nibbles;
     } else {
         codes += four / 4 * 192;
         const Codes both = load_codes(codes + four % 4 / 2 * 64);

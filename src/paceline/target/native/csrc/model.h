@@ -17,20 +17,27 @@ struct Layer {
     const float *q_bias, *k_bias, *v_bias, *o_bias;       // may be null
     const float *q_norm, *k_norm;                         // [head_dim], may be null
     const float *post_attn_norm, *post_ffn_norm;          // [width padded], may be null
+    const float* sinks;                                   // [heads]: a score without a value; may be null
     const float* router;                                  // [experts][width], or null: then gate, up, down are used
+    const float* router_bias;                             // [experts], may be null
     const Linear* experts;                                // [experts][3]: gate, up, down
+    const float* const* expert_biases;                    // [experts][3], may be null
     int32_t local;                                        // attends to the window, with the local rotations
     int32_t reserved;
 };
+
+// SiLU; tanh's GELU; gate * sigmoid(slope * gate) * (up + 1), both clamped before.
+enum Activation : int32_t { kSilu, kGeluTanh, kClampedSwiglu };
 
 struct Model {
     int32_t layers, width, heads, kv_heads, head_dim, ff_width, vocab;
     int32_t window;                      // keys that a local layer sees, a row's own included
     int32_t experts, experts_used;       // 0 where no layer has any
     int32_t renormalise;                 // the weights of the experts used add up to 1
-    int32_t gelu;                        // the activation is tanh's GELU, not SiLU
+    int32_t activation;                  // an Activation
     float norm_eps, attn_scale, embed_scale;
     float attn_softcap, logit_softcap;   // 0: none
+    float gate_limit, gate_slope;        // of kClampedSwiglu
     int32_t reserved;
     const Layer* layer;
     Linear embed, head;

@@ -123,6 +123,14 @@ struct Q3_K {
     }
 };
 
+// The scale is a power of two: exact as a half from 2 ** -24 on, zero below.
+struct MXFP4 {
+    static constexpr Format format = F4;
+    static constexpr int bytes = 17, groups = 1;
+    static float scale(Bytes b) { return std::ldexp(1.0f, std::min(b[0] - 128, 15)); }
+    static void codes(Bytes b, int, uint8_t* out) { nibbles_of_group(b + 1, out); }
+};
+
 // A group of 32 floats, rounded to 8 bits with a half-precision scale.
 struct F32 {
     static constexpr Format format = O8;
@@ -211,7 +219,7 @@ void store_scales(Bytes block, int g, int o, uint8_t* out) {
         std::memcpy(out + 2 * o, block + E::d, 2);
         out[32 + g * 32 + o] = (uint8_t)E::scale(block, 2 * g);
         out[32 + g * 32 + 16 + o] = (uint8_t)E::scale(block, 2 * g + 1);
-    } else if constexpr (E::bytes == F32::bytes) {
+    } else if constexpr (E::bytes == F32::bytes || E::format == F4) {
         const uint16_t h = to_half(E::scale(block));
         std::memcpy(out + 2 * o, &h, 2);
     } else {
@@ -247,7 +255,7 @@ using Pack = void (*)(Bytes, int64_t, int, const int32_t*, const Linear&, int, i
 // In the order of library.py's ENCODINGS.
 constexpr Pack kPackers[] = {pack_tiles<Q4_K>, pack_tiles<Q5_K>, pack_tiles<Q4_1>, pack_tiles<Q5_1>, pack_tiles<Q4_0>,
                              pack_tiles<Q5_0>, pack_tiles<Q8_0>, pack_tiles<Q6_K>, pack_tiles<Q3_K>, pack_tiles<F32>,
-                             pack_tiles<F32To4>};
+                             pack_tiles<F32To4>, pack_tiles<MXFP4>};
 
 }  // namespace
 

@@ -110,6 +110,10 @@ PL_INLINE Codes high_nibbles(Codes w) {
     __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4), mask)};
 }
+PL_INLINE Codes look_up(Codes nibbles, const uint8_t* table) {
+    __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+    return {_mm256_shuffle_epi8(both, nibbles.lo), _mm256_shuffle_epi8(both, nibbles.hi)};
+}
 template <int pair>
 PL_INLINE __m256i crumbs_above(__m256i nibbles, __m256i crumbs) {
     __m256i two = pair < 2 ? _mm256_slli_epi16(crumbs, 4 - 2 * pair) : _mm256_srli_epi16(crumbs, 2 * pair - 4);

@@ -80,6 +80,10 @@ PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1
 PL_INLINE Codes high_nibbles(Codes w) {
     return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
 }
+// table: 16 bytes, aligned
+PL_INLINE Codes look_up(Codes nibbles, const uint8_t* table) {
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), nibbles.v)};
+}
 // Two bits of each byte of `crumbs`, moved to bits 4 and 5 above a nibble. pair: which two, 0 for the lowest.
 template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {

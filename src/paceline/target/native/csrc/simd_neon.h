@@ -114,6 +114,10 @@ PL_INLINE Ints no_ints() { Ints r; PL_QUARTERS r.v[q] = vdupq_n_s32(0); return r
 PL_INLINE Codes load_codes(const uint8_t* p) { Codes r; PL_QUARTERS r.v[q] = vld1q_u8(p + 16 * q); return r; }
 PL_INLINE Codes low_nibbles(Codes w) { PL_QUARTERS w.v[q] = vandq_u8(w.v[q], vdupq_n_u8(15)); return w; }
 PL_INLINE Codes high_nibbles(Codes w) { PL_QUARTERS w.v[q] = vshrq_n_u8(w.v[q], 4); return w; }
+PL_INLINE Codes look_up(Codes nibbles, const uint8_t* table) {
+    PL_QUARTERS nibbles.v[q] = vqtbl1q_u8(vld1q_u8(table), nibbles.v[q]);
+    return nibbles;
+}
 template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
     PL_QUARTERS {

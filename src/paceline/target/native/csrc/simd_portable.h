@@ -70,6 +70,7 @@ PL_INLINE Ints no_ints() { return all_shifted<0>(0); }
 PL_INLINE Codes load_codes(const uint8_t* p) { Codes r; std::memcpy(r.v, p, 64); return r; }
 PL_INLINE Codes low_nibbles(Codes w) { for (uint8_t& b : w.v) b &= 15; return w; }
 PL_INLINE Codes high_nibbles(Codes w) { for (uint8_t& b : w.v) b >>= 4; return w; }
+PL_INLINE Codes look_up(Codes nibbles, const uint8_t* table) { for (uint8_t& b : nibbles.v) b = table[b]; return nibbles; }
 template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
     for (int i = 0; i < 64; ++i) nibbles.v[i] |= (uint8_t)((crumbs.v[i] >> 2 * pair & 3) << 4);

@@ -14,6 +14,7 @@ PL_INLINE int code_at(const uint8_t* codes, int o, int k) {
     if constexpr (bits == 6) codes += k / 16 * 192;
     const int block = bits == 6 ? k % 16 / 8 : k / 8;
     const int nibble = codes[block * 64 + byte] >> (k / 4 % 2 * 4) & 15;
+    if constexpr (format == F4) return kFloatCodes[nibble];
     if constexpr (bits == 4) return nibble;
     return nibble | (codes[128 + byte] >> (2 * (k % 16 / 4)) & 3) << 4;
 }
@@ -46,7 +47,7 @@ inline void unpack_row(const Linear& w, int row, float* out) {
     using Unpack = void (*)(const Linear&, int, float*);
     static constexpr Unpack of[kFormats] = {unpack_row_as<K4>, unpack_row_as<K8>, unpack_row_as<H4>,
                                             unpack_row_as<H8>, unpack_row_as<O4>, unpack_row_as<O8>,
-                                            unpack_row_as<K6>};
+                                            unpack_row_as<K6>, unpack_row_as<F4>};
     of[w.format](w, row, out);
 }
 

@@ -24,6 +24,12 @@ PL_INLINE Floats gelu_tanh(Floats x) {
     return x / (all(1.0f) + exponential(zeros() - twice));
 }
 
+PL_INLINE Floats clamped_swiglu(Floats gate, Floats up, float limit, float slope) {
+    gate = min(gate, all(limit));
+    up = max(min(up, all(limit)), all(-limit));
+    return gate / (all(1.0f) + exponential(zeros() - gate * all(slope))) * (up + all(1.0f));
+}
+
 PL_INLINE float inverse_rms(const float* x, int count, int padded, float eps) {
     Floats squares = zeros();
     for (int i = 0; i < padded; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
