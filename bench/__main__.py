@@ -6,6 +6,7 @@ python -m bench agents               what each habit of a fast agent is worth, t
 python -m bench own                  decoding, the agent example, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench reading              what a prompt token costs by the length of the prompt before it
+python -m bench experts              what a pass of a mixture of experts costs by its rows
 python -m bench lists                lists of drafters as they learn: tokens per pass, time per token
 python -m bench drafters             every drafter in one table, against plain decoding in the same run
 python -m bench control              the controller against plain decoding and fixed lengths, as load rises
@@ -45,6 +46,7 @@ COMMANDS = {
     "own": "bench.own.command",
     "passes": "bench.own.passes",
     "reading": "bench.own.reading",
+    "experts": "bench.own.experts",
     "advise": "bench.advise",
     "lists": "bench.drafters.lists",
     "guesses": "bench.drafters.lists",  # its name before 0.2

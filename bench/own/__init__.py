@@ -8,6 +8,7 @@ suffix       the suffix drafter with a million tokens
 memory       resident memory
 passes       python -m bench passes
 reading      python -m bench reading
+experts      python -m bench experts
 divergence   python -m bench divergence
 bandwidth    the machine's memory bandwidth
 """
