@@ -1,6 +1,6 @@
 """python -m bench experts: what a pass of a mixture of experts costs by its rows, and by how alike they are.
 
-paceline alone, on random weights in the proportions of published mixtures, fewer layers of them, narrower. Rows
+paceline alone, on random weights in the proportions of published mixtures, of fewer and narrower layers. Rows
 of different tokens choose experts of their own, rows of one token nearly the same: text lies between the two.
 Beside them stands a dense model whose rows are multiplied with as many weights.
 """
@@ -35,6 +35,7 @@ REPEATS: Final = 9
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 16, 4, 64, 8192
 CODES: Final = np.arange(1, 16, dtype=np.uint8)  # without -8: weights of a mean of zero
 PAIRS: Final = (CODES[:, None] | CODES << 4).flatten()
+ARMS: Final = {"unlike": "own experts", "alike": "the same experts", "dense": "none: dense"}
 ENGINES: Final = {"native": ("auto", 8), "torch": ("float32", 2)}  # dtype, layers
 
 
@@ -60,13 +61,11 @@ MIXTURES: Final = (
 
 
 def write(path: Path, mixture: Mixture, layers: int) -> Path:
-    """Random weights in Q4_0. The embedding outweighs what layers add, so that a row's token decides its experts."""
+    """Random weights in Q4_0. The embedding outweighs what layers add: a row's token decides its experts."""
     import gguf
 
     random = np.random.default_rng(0)
-    family = (
-        mixture.architecture if mixture.experts else {"qwen3moe": "qwen3"}.get(mixture.architecture, "llama")
-    )
+    family = mixture.architecture if mixture.experts else mixture.architecture.removesuffix("moe")
     writer = gguf.GGUFWriter(path, family)
     sizes: dict[str, int] = {
         "block_count": layers,
@@ -218,7 +217,27 @@ def table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
     return Table.of(columns, rows, title)
 
 
-ARMS: Final = {"unlike": "own experts", "alike": "the same experts", "dense": "dense"}
+def short(rows: Sequence[dict[str, Any]]) -> Table:
+    """A line for each mixture, engine and choice of experts: how many times one row's pass takes."""
+    lines = [
+        {"model": model, "engine": engine, "what": what}
+        | {
+            str(row["rows"]): row["times_first"][arm]
+            for row in rows
+            if (row["model"], row["engine"]) == (model, engine)
+        }
+        for model, engine in dict.fromkeys((row["model"], row["engine"]) for row in rows)
+        for arm, what in ARMS.items()
+    ]
+    counts = [Column(f"{n} rows", partial(_cell, str(n))) for n in ROWS]
+    return Table.of(
+        [Column("mixture", "model"), Column("engine", "engine"), Column("rows choose", "what"), *counts],
+        lines,
+    )
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    return number(row[name])
 
 
 def _time(arm: str, row: Mapping[str, Any]) -> str:
@@ -242,10 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write bench/results")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    with (
-        TemporaryDirectory() as folder,
-        patch.dict(os.environ, PACELINE_HOME=folder),
-    ):  # packed weights go there
+    # Packed weights go to the same folder.
+    with TemporaryDirectory() as folder, patch.dict(os.environ, PACELINE_HOME=folder):
         for mixture in MIXTURES:
             for engine in options.engines.split(","):
                 rows += rows_of(mixture, engine, Path(folder), options.repeats)
@@ -253,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {
         "machine": {"model": "random mixtures", **machine.facts()},
         "command": " ".join(["python -m bench experts", *(arguments or [])]),
+        "repeats": options.repeats,
         "rows": rows,
     }
     if options.json:

@@ -5,15 +5,17 @@ results_page   bench/results/README.md: every table
 readme         the table in README.md
 scale          the tables in docs/scale.md
 agents         the table in docs/agents.md
+models         the table in docs/models.md
 """
 
 
 def write() -> None:
     """All of them. A test compares them with the stored results."""
-    from bench.pages import agents, numbers, readme, results_page, scale
+    from bench.pages import agents, models, numbers, readme, results_page, scale
 
     numbers.PATH.write_text(numbers.page())
     results_page.PATH.write_text(results_page.page())
     readme.update()
     scale.update()
     agents.update()
+    models.update()

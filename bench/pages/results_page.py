@@ -9,6 +9,7 @@ from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
 from bench.drafters import rows as drafter_rows
 from bench.own import divergence as own_divergence
+from bench.own import experts as own_experts
 from bench.own import passes as own_passes
 from bench.own import reading as own_reading
 from bench.pages import gpu
@@ -91,6 +92,10 @@ def passes(result: Result) -> Lines:
 
 def reading(result: Result) -> Lines:
     return [*measured(result, "cost of a prompt token"), *own_reading.table(result["rows"]).markdown()]
+
+
+def experts(result: Result) -> Lines:
+    return [*measured(result, "cost of experts"), *own_experts.table(result["rows"]).markdown()]
 
 
 def draft_passes(result: Result) -> Lines:
@@ -257,6 +262,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "peers": compare_table.section,
     "passes": passes,
     "reading": reading,
+    "experts": experts,
     "draft_pass": draft_passes,
     "control": controlled,
     "divergence": divergence,

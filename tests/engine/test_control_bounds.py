@@ -238,3 +238,32 @@ def test_what_happens_once_is_no_price_of_later_drafts(make: Make, names: tuple[
         for outcome in (adaptive, fixed)
     ]
     assert decoding[0] <= 1.07 * decoding[1]
+
+
+# Of a mixture of 128 experts, 8 used, as `bench experts` measures it: rows choose experts of their own, or the same.
+OWN_EXPERTS = CostTable({256: {1: 1.61, 2: 2.41, 4: 3.94, 8: 6.30, 16: 9.83}})
+SAME_EXPERTS = CostTable({256: {1: 1.53, 2: 1.75, 4: 2.03, 8: 2.72, 16: 4.43}})
+
+
+def drafted(outcome: Outcome) -> float:
+    """Tokens a round."""
+    return sum(len(r.draft.tokens) for r in outcome.rounds) / len(outcome.rounds)
+
+
+def test_drafts_of_a_mixture_are_as_long_as_its_passes_allow() -> None:
+    """The curve is measured with rows that share no experts. Text may share them: passes show it."""
+    spec, tokens = SpecConfig(LIST), 1500
+    apart = simulate(OWN_EXPERTS, agents, spec, 1, tokens, controller=Rate(OWN_EXPERTS))
+    shared = simulate(SAME_EXPERTS, agents, spec, 1, tokens, controller=Rate(OWN_EXPERTS))
+    assert drafted(shared) > 1.2 * drafted(apart)
+    best = simulate(SAME_EXPERTS, agents, spec, 1, tokens, controller=Rate(SAME_EXPERTS))
+    assert shared.tokens_per_s >= 0.97 * best.tokens_per_s
+    misled = simulate(OWN_EXPERTS, agents, spec, 1, tokens, controller=Rate(SAME_EXPERTS))
+    assert misled.tokens_per_s >= 0.97 * apart.tokens_per_s
+
+
+def test_a_mixture_is_never_much_slower_than_plain_decoding() -> None:
+    fast = simulate(OWN_EXPERTS, chat, SpecConfig(LIST), 1, 1500)
+    assert fast.tokens_per_s >= 0.98 * plain(OWN_EXPERTS, 1, 1500).tokens_per_s
+    fixed = simulate(OWN_EXPERTS, chat, SpecConfig(LIST, 8, adaptive=False), 1, 1500)
+    assert fixed.tokens_per_s < 0.85 * plain(OWN_EXPERTS, 1, 1500).tokens_per_s  # what the curve saves
