@@ -106,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def keep(given: argparse.Namespace, report: Mapping[str, Any]) -> None:
     """Beside the verdicts on other candidates."""
     name = f"gate-{given.model}"
-    kept = next(
-        (r for r in results_folder.read("gate") if r["machine"]["model"] == given.model), {"rows": []}
-    )
+    results = [r for r in results_folder.read("gate") if r["machine"]["model"] == given.model]
+    kept: list[dict[str, Any]] = results[0]["rows"] if results else []
     row = {
         "candidate": given.candidate,
         "expected": EXPECTED[given.candidate][0],
@@ -116,7 +115,7 @@ def keep(given: argparse.Namespace, report: Mapping[str, Any]) -> None:
         "findings": [f for f in report["findings"] if f["check"] in KEPT and f["segment"] == "all"],
     }
     others = [other for other in kept if other["candidate"] != given.candidate]
-    rows = sorted([*others, row], key=lambda row: list(EXPECTED).index(row["candidate"]))
+    rows = sorted([*others, row], key=lambda one: list(EXPECTED).index(one["candidate"]))
     settings = {key: getattr(given, key) for key in ("traces", "max_tokens", "max_characters")}
     facts = {**machine.facts(), "model": given.model}
     command = f"python -m bench gate-served --candidate {given.candidate} --pairs FILE --write"
