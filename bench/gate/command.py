@@ -5,18 +5,23 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from typing import Final
 
 import numpy as np
 
 from bench.gate import groundedness
 from bench.gate.operating import (
     distribution_failures,
+    first_token_runs,
     naive_false_verdicts,
     promoted_with_breaks,
     sampler,
     speed_runs,
     whole_verdicts,
 )
+from paceline.gate.policy import Policy
+
+RATIOS_ALONE: Final = Policy(max_ttft_increase_ms=0, max_end_to_end_increase_ms=0)
 
 
 def main(arguments: list[str]) -> None:
@@ -42,6 +47,13 @@ def lines(runs: int, rng: np.random.Generator) -> Iterator[str]:
         yield f"A/A, 1,000 pairs, a look after each, {at}: {same.decided:.1%} false verdicts on speed"
         yield f"10 % slower, {at}: rolled back within 200 pairs in {within:.1%}, median {median:.0f} pairs"
         yield f"20 % less time, {at}: gain proven within 200 pairs in {proven:.1%}"
+    for increase_ms in (0, 2, 5, 9, 11, 15, 25):
+        small = first_token_runs(increase_ms, runs=runs, pairs=400, rng=rng)
+        alone = first_token_runs(increase_ms, runs=runs, pairs=400, rng=rng, policy=RATIOS_ALONE)
+        back, by_ratio = small.rolled_back_within(400), alone.rolled_back_within(400)
+        at = f"first tokens after 15 ms come {increase_ms} ms later, 400 pairs, a look after each"
+        yield f"{at}: rolled back in {back:.1%}, by the ratio alone in {by_ratio:.1%}"
+        yield f"{at}: harmlessness proven in {small.harmless_within(400):.1%}"
     for ratio in (1.0, 0.8):
         verdicts = Counter(whole_verdicts(ratio, runs=few, pairs=400, every=40, rng=rng))
         shown = ", ".join(f"{decision} {count}" for decision, count in verdicts.most_common())

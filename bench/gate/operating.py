@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline.gate.checks.agreement import distribution
 from paceline.gate.checks.finding import Alpha
 from paceline.gate.pair import Leg, Pair
-from paceline.gate.policy import DISTRIBUTION_SHARE, HARM_SHARE, LATENCY_WEIGHTS, Policy
+from paceline.gate.policy import DISTRIBUTION_SHARE, HARM_SHARE, INCREASE_SHARE, LATENCY_WEIGHTS, Policy
 from paceline.gate.stats.bounded_mean import running_log_wealth_below
 from paceline.gate.stats.mean import MIN_SAMPLES, running_radius
 from paceline.gate.verdict import GAINS, decide
@@ -19,12 +19,16 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
+Times = tuple[Floats, Floats]  # of baseline and candidate, in seconds
+
+
 @dataclass(frozen=True, slots=True)
 class SpeedRuns:
     """One row for each run, one column for each look."""
 
     promoted: Flags  # a gain was proven
     rolled_back: Flags
+    harmless: Flags  # by every latency check
 
     @property
     def decided(self) -> float:
@@ -33,6 +37,9 @@ class SpeedRuns:
 
     def rolled_back_within(self, pairs: int) -> float:
         return float(self.rolled_back[:, :pairs].any(axis=-1).mean())
+
+    def harmless_within(self, pairs: int) -> float:
+        return float(self.harmless[:, :pairs].any(axis=-1).mean())
 
     @property
     def median_pairs_to_roll_back(self) -> float:
@@ -50,33 +57,62 @@ def speed_runs(
     correlation: float = 1.0,
     policy: Policy | None = None,
 ) -> SpeedRuns:
-    """Log ratios of the three latencies around log(ratio).
+    """Log ratios of the three latencies around log(ratio), over baselines around a second.
 
     correlation: of the three. At 1 they are one number, the hardest case for finding harm.
     """
     shared = rng.normal(size=(runs, pairs))
-    logs = {}
+    baseline = np.exp(0.5 * rng.normal(size=(runs, pairs)))
+    times = {}
     for name in LATENCY_WEIGHTS:
         own = rng.normal(size=(runs, pairs))
         noise = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
-        logs[name] = log(ratio) + spread * noise
-    return speed_decisions(logs, policy or Policy())
+        times[name] = baseline, baseline * ratio * np.exp(spread * noise)
+    return speed_decisions(times, policy or Policy())
 
 
-def speed_decisions(logs: Mapping[str, Floats], policy: Policy) -> SpeedRuns:
-    """The gate's decisions after each pair, for many runs at once. logs: log ratios by latency check."""
-    promoted = np.zeros(logs["tpot"].shape, dtype=bool)
-    rolled_back = np.zeros(logs["tpot"].shape, dtype=bool)
+def first_token_runs(
+    increase_ms: float, *, runs: int, pairs: int, rng: np.random.Generator, policy: Policy | None = None
+) -> SpeedRuns:
+    """First tokens after about 15 ms come so much later; answers take half of their 150 ms."""
+
+    def times(baseline_s: float, ratio: float, increase_s: float) -> Times:
+        load, noise = np.exp(0.1 * rng.normal(size=(2, runs, pairs)))
+        return baseline_s * load, baseline_s * load * ratio * noise + increase_s
+
+    rest = {name: times(0.15, 0.5, 0.0) for name in LATENCY_WEIGHTS if name != "ttft"}
+    return speed_decisions({"ttft": times(0.015, 1.0, increase_ms / 1000), **rest}, policy or Policy())
+
+
+def speed_decisions(times: Mapping[str, Times], policy: Policy) -> SpeedRuns:
+    """The gate's decisions after each pair, for many runs at once, by latency check."""
+    promoted, rolled_back = (np.zeros(times["tpot"][0].shape, dtype=bool) for _ in range(2))
+    harmless = np.ones(times["tpot"][0].shape, dtype=bool)
     for name, weight in LATENCY_WEIGHTS.items():
-        n, mean, deviation = running_moments(logs[name])
-        enough = n >= MIN_SAMPLES
-        harm = policy.alpha * HARM_SHARE * weight
-        lower = mean - running_radius(n, deviation, 2 * harm)
-        rolled_back |= enough & (lower > 0) & (mean > log(getattr(policy, f"max_{name}_ratio")))
+        baseline, candidate = times[name]
+        logs = np.log(candidate / baseline)
+        max_ratio, max_ms = (getattr(policy, f"max_{name}_{kind}") for kind in ("ratio", "increase_ms"))
+        share, harm = INCREASE_SHARE if max_ms else 0.0, policy.alpha * HARM_SHARE * weight
+        harmful, proven = _against_margin(logs, log(max_ratio), Alpha(policy.alpha * (1 - share), harm))
+        if max_ms:
+            by_ms = Alpha(policy.alpha * share, harm)
+            more, little = _against_margin(1000 * (candidate - baseline), max_ms, by_ms)
+            harmful, proven = harmful & more & ~proven & ~little, proven | little
+        rolled_back |= harmful
+        harmless &= proven
         if name != "ttft":
             gain = policy.alpha * (1 - HARM_SHARE) / len(GAINS)
-            promoted |= enough & (mean + running_radius(n, deviation, 2 * gain) < -log(policy.min_speedup))
-    return SpeedRuns(promoted, rolled_back)
+            promoted |= _against_margin(logs, -log(policy.min_speedup), Alpha(gain, gain))[1]
+    return SpeedRuns(promoted, rolled_back, harmless)
+
+
+def _against_margin(values: Floats, margin: float, alpha: Alpha) -> tuple[Flags, Flags]:
+    """Whether the mean is proven harmful, and whether it is proven below the margin, after each value."""
+    n, mean, deviation = running_moments(values)
+    enough = n >= MIN_SAMPLES
+    below = enough & (mean + running_radius(n, deviation, 2 * alpha.proof) < margin)
+    above = enough & (mean - running_radius(n, deviation, 2 * alpha.harm) > 0) & (mean > margin)
+    return above & ~below, below
 
 
 def running_moments(values: Floats) -> tuple[Floats, Floats, Floats]:

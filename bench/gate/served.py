@@ -1,7 +1,8 @@
 """python -m bench gate-served: `paceline gate run` on a real model, on recorded conversations.
 
 Two servers: plain decoding, and paceline's defaults. The candidate is the second one as it is, or behind a
-proxy that spoils it (bench/gate/sabotage.py).
+proxy that spoils it (bench/gate/sabotage.py). The conversations are of MINT, which no drafter and no constant
+was chosen on.
 
 --candidate speculative   the defaults: to be promoted
 --candidate plain         plain decoding again, in another process: A/A, to be held
@@ -12,7 +13,7 @@ proxy that spoils it (bench/gate/sabotage.py).
 --candidate changed       one answer in ten has another word: to be rolled back by `text_agreement`
 
 Ends with 0 where the verdict is the expected one. After --seconds the command is interrupted, and its verdict
-is that on the pairs so far.
+is that on the pairs so far. With --pairs the next one goes on from there: the verdict is over all pieces.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from bench import machine, results_folder
 from bench.gate.sabotage import sabotaged
 from bench.serve.servers import RunningServer, end_with_this_process, paceline
 from bench.workload import data_folder
@@ -43,6 +45,16 @@ EXPECTED: Final[Mapping[str, tuple[str, str]]] = {
     "schemas": ("roll back", "schema_validity"),
     "changed": ("roll back", "text_agreement"),
 }
+KEPT: Final = (
+    "ttft",
+    "tpot",
+    "end_to_end",
+    "text_agreement",
+    "distribution",
+    "schema_validity",
+    "cost_passes",
+    "acceptance",
+)
 SPOILED: Final = ("slower", "biased", "schemas", "changed")
 
 
@@ -54,14 +66,15 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--candidate", choices=tuple(EXPECTED), default="speculative")
-    parser.add_argument("--traces", default="traces/bfcl_single_turn.jsonl.gz")
+    parser.add_argument("--traces", default="traces/mint_code_actions.jsonl.gz")
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--max-characters", type=int, default=1600, help="of a record that is taken")
+    parser.add_argument("--max-characters", type=int, default=4500, help="of the messages before an answer")
     parser.add_argument("--max-pairs", type=int, default=600)
-    parser.add_argument("--seconds", type=float, default=600.0, help="then the verdict is that so far")
+    parser.add_argument("--seconds", type=float, default=120.0, help="then the verdict is that so far")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--html", type=Path)
-    parser.add_argument("--pairs", type=Path)
+    parser.add_argument("--pairs", type=Path, help="of all pieces: what is in it counts")
+    parser.add_argument("--write", action="store_true", help="keep the verdict in bench/results")
     return parser
 
 
@@ -75,20 +88,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command += ["--candidate", candidate, "--traces", str(traces), "--json", str(report)]
         command += ["--max-pairs", str(given.max_pairs), "--max-tokens", str(given.max_tokens)]
         command += ["--temperature", "1" if given.candidate == "biased" else "0"]
-        if given.candidate in SPOILED:
-            (Path(folder) / "policy.yaml").write_text(policy(given.candidate))
+        if given.candidate == "schemas":
+            (Path(folder) / "policy.yaml").write_text("lossless: false\n")
             command += ["--policy", str(Path(folder) / "policy.yaml")]
-        for option in ("html", "pairs"):
-            if (file := getattr(given, option)) is not None:
-                command += [f"--{option}", str(file)]
+        if given.html is not None:
+            command += ["--html", str(given.html)]
+        if given.pairs is not None:
+            command += ["--pairs", str(given.pairs), "--texts"]  # later pieces compare distributions
+            command += ["--resume", str(given.pairs)] if given.pairs.exists() else []
         run(command, given.seconds)
         verdict = json.loads(report.read_text())
+    if given.write:
+        keep(given, verdict)
     sys.exit(conclusion(given.candidate, verdict))
 
 
-def policy(candidate: str) -> str:
-    """The proxy itself delays first tokens, which is not what it is caught for."""
-    return "max_ttft_ratio: 10.0\n" + ("lossless: false\n" if candidate == "schemas" else "")
+def keep(given: argparse.Namespace, report: Mapping[str, Any]) -> None:
+    """Beside the verdicts on other candidates."""
+    name = f"gate-{given.model}"
+    results = [r for r in results_folder.read("gate") if r["machine"]["model"] == given.model]
+    kept: list[dict[str, Any]] = results[0]["rows"] if results else []
+    row = {
+        "candidate": given.candidate,
+        "expected": EXPECTED[given.candidate][0],
+        **{key: report[key] for key in ("verdict", "pairs", "reasons")},
+        "findings": [f for f in report["findings"] if f["check"] in KEPT and f["segment"] == "all"],
+    }
+    others = [other for other in kept if other["candidate"] != given.candidate]
+    rows = sorted([*others, row], key=lambda one: list(EXPECTED).index(one["candidate"]))
+    settings = {key: getattr(given, key) for key in ("traces", "max_tokens", "max_characters")}
+    facts = {**machine.facts(), "model": given.model}
+    command = f"python -m bench gate-served --candidate {given.candidate} --pairs FILE --write"
+    result = {"machine": facts, "command": command, "settings": settings, "rows": rows}
+    results_folder.write(result, name)
 
 
 def run(command: Sequence[str], seconds: float) -> None:
@@ -115,24 +147,33 @@ def records(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder = data_folder()
     if folder is None:
         raise SystemExit("no recorded conversations here: PACELINE_DATA names their folder")
-    short = (r for r in json_lines(folder / given.traces) if len(json.dumps(r)) <= given.max_characters)
-    chosen = islice(short, given.max_pairs + 2)  # two warm up
+    cut = (shortened(record, given.max_characters) for record in json_lines(folder / given.traces))
+    chosen = islice(filter(None, cut), given.max_pairs + 2)  # two warm up
     return map(constrained, chosen) if given.candidate == "schemas" else chosen
 
 
+def shortened(record: Mapping[str, Any], characters: int) -> dict[str, Any] | None:
+    """A conversation as far as the messages before its last answer are short enough; None: no answer."""
+    messages = record["messages"]
+    spoken = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
+    fits = [i for i in spoken if len(json.dumps(messages[:i])) <= characters]
+    return {**record, "messages": messages[: fits[-1] + 1]} if fits else None
+
+
 def constrained(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The question of a record with a schema for its answer: which tool, and why."""
-    tools = [tool["function"]["name"] for tool in record.get("tools") or ()]
-    properties = {"tool": {"enum": [*tools, "none"]}, "reason": {"type": "string", "maxLength": 60}}
+    """The opening of a conversation with a schema for its answer: what to do first, and why."""
+    actions = {"enum": ["think", "execute", "answer"]}
+    properties = {"action": actions, "reason": {"type": "string", "maxLength": 60}}
     schema = {
         "type": "object",
         "properties": properties,
         "required": [*properties],
         "additionalProperties": False,
     }
-    messages = [message for message in record["messages"] if message["role"] in ("system", "user")]
+    roles = [message["role"] for message in record["messages"]]
+    messages = record["messages"][: roles.index("assistant")]
     format_ = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
-    return {"messages": messages, "response_format": format_}
+    return {"messages": messages, "response_format": format_, "max_tokens": 48}
 
 
 @contextmanager

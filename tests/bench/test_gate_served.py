@@ -1,20 +1,13 @@
-"""The gate on a real model: its requests, its policies, and the conclusion from a report."""
+"""The gate on a real model: its requests, and the conclusion from a report."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.gate.served import EXPECTED, SPOILED, conclusion, constrained, policy
-from paceline.cli.gate_run import _policy
+from bench import results_folder
+from bench.gate.served import EXPECTED, conclusion, constrained, keep, parser, shortened
 from paceline.gate.evaluators import follows, requested_schema
-
-
-@pytest.mark.parametrize("candidate", SPOILED)
-def test_a_spoiled_candidate_has_a_policy_that_the_command_takes(candidate: str, tmp_path: Path) -> None:
-    file = tmp_path / "policy.yaml"
-    file.write_text(policy(candidate))
-    read = _policy(file)
-    assert (read.max_ttft_ratio, read.lossless) == (10, candidate != "schemas")
 
 
 @pytest.mark.parametrize("candidate", EXPECTED)
@@ -29,10 +22,37 @@ def test_only_the_expected_verdict_by_its_check_is_a_success(
     assert "as expected" in capsys.readouterr().out
 
 
-def test_a_question_gets_a_schema_that_a_short_answer_can_follow() -> None:
-    tools = [{"type": "function", "function": {"name": "find"}}]
+def test_a_conversation_is_cut_at_the_last_answer_that_has_a_short_prompt() -> None:
+    turns = [{"role": role, "content": "x" * 100} for role in ("user", "assistant", "user", "assistant")]
+    record = {"id": "a", "messages": turns}
+    before = len(json.dumps(turns[:1]))
+    assert shortened(record, before) == {"id": "a", "messages": turns[:2]}
+    assert shortened(record, before - 1) is None
+    assert shortened(record, 1000) == record
+
+
+def test_an_opening_gets_a_schema_that_a_short_answer_can_follow() -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    request = constrained({"messages": messages, "tools": tools})
+    request = constrained({"messages": messages})
     assert request["messages"] == messages[:1]
-    assert follows({"tool": "find", "reason": "it fits"}, requested_schema(request))
-    assert not follows({"tool": "other", "reason": ""}, requested_schema(request))
+    assert follows({"action": "think", "reason": "it fits"}, requested_schema(request))
+    assert not follows({"action": "other", "reason": ""}, requested_schema(request))
+
+
+def test_a_verdict_is_kept_beside_those_on_other_candidates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_folder, "FOLDER", tmp_path)
+    finding = {"check": "ttft", "segment": "all", "estimate": 1.0}
+    report = {
+        "verdict": "hold",
+        "pairs": 5,
+        "reasons": [],
+        "findings": [finding, {**finding, "segment": "a"}],
+    }
+    for candidate in ("slower", "speculative", "slower"):
+        given = parser().parse_args(["--candidate", candidate, "--model", "m"])
+        keep(given, {**report, "pairs": report["pairs"] + len(candidate)})
+    rows = results_folder.read_one("gate-m")["rows"]
+    assert [(row["candidate"], row["pairs"]) for row in rows] == [("speculative", 16), ("slower", 11)]
+    assert rows[0]["findings"] == [finding]

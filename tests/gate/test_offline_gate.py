@@ -290,6 +290,23 @@ def test_ctrl_c_keeps_the_pairs_so_far(tmp_path: Path) -> None:
     assert "top_k" in page.read_text()
 
 
+def test_a_run_that_was_cut_goes_on_with_its_pairs(tmp_path: Path) -> None:
+    """What warmed up before warms up again, so that no request is lost or counted twice."""
+    traces, pairs = traces_file(tmp_path, 9), tmp_path / "pairs.jsonl"
+    with scripted(last_words) as (url, model):
+        arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
+        arguments += ["--pairs", str(pairs)]
+        CliRunner().invoke(app, [*arguments, "--max-pairs", "3"])
+        first, asked = pairs.read_text().splitlines(), len(model.requests)
+        result = CliRunner().invoke(app, [*arguments, "--resume", str(pairs)])
+        second = pairs.read_text().splitlines()
+    assert (result.exit_code, len(first), len(second)) == (3, 3, 7)
+    assert second[:3] == first
+    assert len({Pair.from_json(line).id for line in second}) == 7
+    assert len(model.requests) - asked == 2 * (2 + 4)  # of both legs
+    assert "hold after 7 pairs" in result.output
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with toy_running(tmp_path_factory.mktemp("toy")) as server:

@@ -1,13 +1,17 @@
 """Verdicts: promote on proof, roll back on proven harm, else hold with what is missing."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from paceline.gate.checks.finding import Finding
+from paceline.gate.checks import latency
+from paceline.gate.checks.finding import Alpha, Finding
 from paceline.gate.pair import ARMS, Divergence, Feedback, Leg, Pair
 from paceline.gate.policy import Policy
+from paceline.gate.stats.mean import radius, spread
 from paceline.gate.verdict import Verdict, decide
 from support.gate_pairs import leg, pairs, scored
 
@@ -42,6 +46,87 @@ def test_a_slower_candidate_is_rolled_back() -> None:
     assert verdict.decision == "roll back"
     assert verdict.exit_code == 4
     assert finding(verdict, "end_to_end").status == "fail"
+
+
+def later(ms: float, baseline_ms: float = 15.0) -> Callable[[int, Pair], Pair]:
+    """First tokens come so much later than the baseline's; the rest of an answer takes half the time."""
+
+    def change(i: int, pair: Pair) -> Pair:
+        load, noise = (pair.baseline.seconds / 0.3) ** 0.2, (pair.candidate.seconds / 0.3) ** 0.2
+        legs = [
+            (load * baseline_ms / 1000, load * 0.02),
+            (noise * baseline_ms / 1000 + ms / 1000, load * 0.01),
+        ]
+        baseline, candidate = (tuple(first + t * step for t in range(11)) for first, step in legs)
+        return replace(
+            pair,
+            baseline=leg(chunk_s=baseline, seconds=baseline[-1]),
+            candidate=leg(chunk_s=candidate, seconds=candidate[-1]),
+        )
+
+    return change
+
+
+def test_two_milliseconds_at_the_first_token_are_no_reason_to_roll_back() -> None:
+    made = pairs(300, change=later(2.0))
+    verdict = decide(made, POLICY)
+    found = finding(verdict, "ttft")
+    assert verdict.decision == "promote"
+    assert (found.status, found.unit, found.margin, found.missing_pairs) == ("pass", "ms", 10, None)
+    assert found.estimate == pytest.approx(2.0, abs=0.5)
+    assert found.interval.lower > 0
+    assert "ms more on average; allowed are 1.1 x or 10 ms more" in found.message
+    by_ratio = decide(made, Policy(max_ttft_increase_ms=0))
+    assert by_ratio.decision == "roll back"
+    assert finding(by_ratio, "ttft").unit == "ratio"
+
+
+def test_a_first_token_later_by_more_than_both_margins_rolls_back() -> None:
+    verdict = decide(pairs(300, change=later(20.0)), POLICY)
+    assert verdict.decision == "roll back"
+    assert finding(verdict, "ttft").status == "fail"
+    slow = finding(decide(pairs(300, change=later(20.0, baseline_ms=1000)), POLICY), "ttft")
+    assert (slow.status, slow.unit) == ("pass", "ratio")  # 2 %
+
+
+def test_neither_margin_hides_what_the_other_forbids_until_one_is_proven() -> None:
+    """300 ms that became 350: more than 10 ms and more than 10 %, so that no interval can pass."""
+    found = finding(decide(pairs(40, change=later(50.0, baseline_ms=300)), POLICY), "ttft")
+    assert found.status == "fail"
+    assert (found.unit, found.margin) == ("ratio", 1.1)
+
+
+def test_both_margins_share_the_error_rate_of_a_proof_and_each_has_that_of_harm() -> None:
+    """So that neither of two ways to a pass is free."""
+    made = pairs(40, change=later(1.2))
+    found = latency.ttft(made, POLICY, Alpha(proof=0.05, harm=0.01))
+    times = np.array([latency.ttft_times(pair) for pair in made])
+    logs, more = np.log(times[:, 1] / times[:, 0]), 1000 * (times[:, 1] - times[:, 0])
+    assert (found.status, found.unit, found.missing_pairs) == ("pass", "ms", None)
+    assert found.interval.upper == pytest.approx(more.mean() + radius(40, spread(more), 2 * 0.05 * 0.2))
+    assert found.interval.lower == pytest.approx(more.mean() - radius(40, spread(more), 2 * 0.01))
+    by_ratio = latency.ttft(made, Policy(max_ttft_increase_ms=0), Alpha(proof=0.05, harm=0.01))
+    assert by_ratio.status == "undecided"
+    tight = latency.ttft(made, Policy(max_ttft_increase_ms=0.1), Alpha(proof=0.05, harm=0.01))
+    assert tight.unit == by_ratio.unit == "ratio"
+    upper = np.exp(logs.mean() + radius(40, spread(logs), 2 * 0.05 * 0.8))
+    assert tight.interval.upper == pytest.approx(upper)
+    assert tight.interval.upper > by_ratio.interval.upper
+
+
+def test_quantiles_and_variance_allow_milliseconds_too() -> None:
+    def change(i: int, pair: Pair) -> Pair:
+        slower = 0.004 if i % 2 else 0.0
+        return replace(
+            pair, baseline=leg(seconds=0.01 + 0.0001 * (i % 7)), candidate=leg(seconds=0.014 + slower)
+        )
+
+    made = pairs(600, change=change)
+    checks = ("end_to_end", "end_to_end_p50", "end_to_end_p99", "latency_variance")
+    allowed, by_ratio = decide(made, POLICY), decide(made, Policy(max_end_to_end_increase_ms=0))
+    assert {finding(allowed, check).status for check in checks} == {"pass"}
+    assert "pass" not in {finding(by_ratio, check).status for check in checks}
+    assert {finding(by_ratio, check).status for check in checks if check != "end_to_end_p99"} == {"fail"}
 
 
 def test_too_few_pairs_hold_and_say_how_many_more() -> None:

@@ -148,6 +148,9 @@ def run(
     judge_key: Annotated[str, typer.Option(envvar="PACELINE_JUDGE_KEY", help="API key.")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that an answer gets.")] = 300.0,
     stop_early: Annotated[bool, typer.Option(help="End at the first promote or roll back.")] = True,
+    resume: Annotated[
+        Path | None, typer.Option(help="Pairs of a run that was cut: they count and are not asked again.")
+    ] = None,
 ) -> None:
     """Replay requests on two servers and decide: promote (exit code 0), hold (3) or roll back (4).
 
@@ -171,11 +174,12 @@ def run(
         timeout_s=timeout,
         stop_early=stop_early,
     )
-    wanted = cases.cases(replay.warmup)
+    wanted, earlier = cases.cases(replay.warmup), _earlier(resume)
     columns = (MofNCompleteColumn(), TextColumn("pairs, {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("no verdict yet", total=cases.max_pairs)
-        pairs: list[Pair] = []
+        pairs = list(earlier)
+        shown.advance(task, len(earlier))
 
         def step(pair: "Pair", verdict: "Verdict | None") -> None:
             pairs.append(pair)
@@ -185,7 +189,7 @@ def run(
 
         interrupted = False
         try:
-            done = asyncio.run(run_gate(replay, wanted, step))
+            done = asyncio.run(run_gate(replay, wanted, step, earlier))
         except KeyboardInterrupt:
             if not pairs:
                 raise
@@ -233,6 +237,13 @@ def _policy(path: Path | None) -> "Policy":
     from paceline.web.config_file import ConfigFileError, checked, read
 
     return Policy() if path is None else checked(Policy, read(path, ConfigFileError), ConfigFileError)
+
+
+def _earlier(path: Path | None) -> "list[Pair]":
+    from paceline.gate.cases import json_lines
+    from paceline.gate.pair import pair_from_dict
+
+    return [] if path is None else [pair_from_dict(record) for record in json_lines(path)]
 
 
 def _object(option: str, text: str) -> dict[str, Any]:

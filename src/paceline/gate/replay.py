@@ -6,7 +6,7 @@ gets the warm caches or the quiet moments. Verdicts hold however often they are 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -58,11 +58,17 @@ class GateRun:
 
 
 async def run_gate(
-    replay: Replay, cases: Iterable[Case], progress: Callable[[Pair, Verdict | None], None] = lambda *_: None
+    replay: Replay,
+    cases: Iterable[Case],
+    progress: Callable[[Pair, Verdict | None], None] = lambda *_: None,
+    earlier: Sequence[Pair] = (),
 ) -> GateRun:
-    """progress: called with each pair, and the verdict where one was computed."""
-    pairs: list[Pair] = []
-    async for pair in run_pairs(replay, cases):
+    """progress: called with each pair, and the verdict where one was computed.
+
+    earlier: pairs of a run that was cut. They count, and their cases do not run again.
+    """
+    pairs, answered = list(earlier), {pair.id for pair in earlier}
+    async for pair in run_pairs(replay, (case for case in cases if case.id not in answered)):
         pairs.append(pair)
         looked = decide(pairs, replay.policy) if len(pairs) % LOOK_EVERY == 0 else None
         progress(pair, looked)

@@ -263,6 +263,8 @@ def shown(value: float | None, unit: str) -> str:
     match unit:
         case "ratio":
             return f"{value:.3f} ×"
+        case "ms":
+            return f"{value:.2f} ms"
         case "p-value":
             return f"{value:.4f}"
         case _:

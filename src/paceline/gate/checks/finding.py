@@ -15,11 +15,11 @@ import numpy as np
 from paceline.gate.pair import Pair
 from paceline.gate.stats.bounded_mean import Counts, samples_for_upper_bound, upper_bound
 from paceline.gate.stats.interval import Interval
-from paceline.gate.stats.mean import MIN_SAMPLES, radius, samples_for_radius, spread
+from paceline.gate.stats.mean import MIN_SAMPLES, Floats, radius, samples_for_radius, spread
 
 Status = Literal["pass", "fail", "undecided", "skipped"]
 Family = Literal["speed", "quality", "operations", "cost"]
-Unit = Literal["ratio", "difference", "share", "p-value"]
+Unit = Literal["ratio", "ms", "difference", "share", "p-value"]
 UNBOUNDED: Final = Interval()
 
 
@@ -151,30 +151,46 @@ def mean_ratio_finding(
     alpha: Alpha,
 ) -> Finding:
     """Of the geometric mean. groups: equal for ratios that depend on one another."""
-    logs = np.log(np.array(ratios))
-    deviation = spread(logs, groups)
-    mean, n = float(logs.mean()), len(logs)
+    test = mean_test(np.log(np.array(ratios)), groups, log(max_ratio), alpha)
+    bounds = test.interval
+    return Finding(
+        check=check,
+        family=family,
+        unit="ratio",
+        status=test.status,
+        estimate=exp(test.mean),
+        interval=Interval(exp(bounds.lower), exp(bounds.upper) if isfinite(bounds.upper) else bounds.upper),
+        margin=max_ratio,
+        pairs=len(ratios),
+        missing_pairs=test.missing,
+        details={"log_spread": test.spread if isfinite(test.spread) else None},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """Is a mean below its margin? By a confidence sequence."""
+
+    mean: float
+    spread: float
+    interval: Interval
+    status: Status
+    missing: int | None  # more samples until it passes
+
+
+def mean_test(values: Floats, groups: "np.typing.NDArray[np.int64]", margin: float, alpha: Alpha) -> MeanTest:
+    deviation = spread(values, groups)
+    mean, n = float(values.mean()), len(values)
     bounds = UNBOUNDED
     if n >= MIN_SAMPLES:
         bounds = Interval(
             mean - radius(n, deviation, 2 * alpha.harm), mean + radius(n, deviation, 2 * alpha.proof)
         )
-    status = status_of(mean, bounds, log(max_ratio))
+    status = status_of(mean, bounds, margin)
     needed = None
     if status == "undecided" and isfinite(deviation):
-        needed = samples_for_radius(log(max_ratio) - mean, deviation, 2 * alpha.proof)
-    return Finding(
-        check=check,
-        family=family,
-        unit="ratio",
-        status=status,
-        estimate=exp(mean),
-        interval=Interval(exp(bounds.lower), exp(bounds.upper) if isfinite(bounds.upper) else bounds.upper),
-        margin=max_ratio,
-        pairs=n,
-        missing_pairs=_missing(needed, n),
-        details={"log_spread": deviation if isfinite(deviation) else None},
-    )
+        needed = samples_for_radius(margin - mean, deviation, 2 * alpha.proof)
+    return MeanTest(mean, deviation, bounds, status, _missing(needed, n))
 
 
 def conversations(pairs: Sequence[Pair]) -> "np.typing.NDArray[np.int64]":

@@ -2,48 +2,108 @@
 
 TPOT is (last chunk - first chunk) / (tokens after the first chunk). Gaps between chunks are never compared:
 speculation puts several tokens into one chunk.
+
+A margin is a ratio or a time, whichever allows more: 1.16 x is harm at 500 ms and nothing at 15 ms. Each has
+an interval of its own, of log ratios and of differences. No harm is proven by either of them, so that they
+share the error rate of that proof; harm takes both, so that each may use the whole of the other one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from math import exp, isfinite, log
+from dataclasses import astuple, replace
+from functools import partial
+from math import isfinite, log, sqrt
 
 import numpy as np
 
 from paceline.gate.checks.finding import (
     Alpha,
     Finding,
+    MeanTest,
+    Status,
     conversations,
     difference_finding,
     log_ratio_finding,
+    mean_test,
     skipped,
     status_of,
 )
 from paceline.gate.pair import Leg, Pair
-from paceline.gate.policy import Policy
+from paceline.gate.policy import INCREASE_SHARE, Policy
 from paceline.gate.stats.interval import Interval
 from paceline.gate.stats.mean import MIN_SAMPLES, radius, spread
 from paceline.gate.stats.quantile import quantile_interval, samples_for_upper
+
+BothTimes = tuple[float, float]  # of baseline and candidate, in seconds
+Times = Callable[[Pair], BothTimes | None]
 
 _CACHE_TOLERANCE = 0.1  # of the prompt
 
 
 def ttft(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    return log_ratio_finding("ttft", "speed", pairs, ttft_ratio, policy.max_ttft_ratio, alpha)
+    margins = policy.max_ttft_ratio, policy.max_ttft_increase_ms
+    return _latency("ttft", pairs, ttft_times, *margins, alpha)
 
 
 def tpot(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
     """Required unless no answer was streamed: whole answers have no TPOT, and `end_to_end` covers them."""
     streamed = any(len(leg.chunk_s) > 1 for pair in pairs for leg in pair.legs())
-    return log_ratio_finding(
-        "tpot", "speed", pairs, tpot_ratio, policy.max_tpot_ratio, alpha, required=streamed
-    )
+    margins = policy.max_tpot_ratio, policy.max_tpot_increase_ms
+    return _latency("tpot", pairs, tpot_times, *margins, alpha, required=streamed)
 
 
 def end_to_end(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    return log_ratio_finding(
-        "end_to_end", "speed", pairs, end_to_end_ratio, policy.max_end_to_end_ratio, alpha
+    margins = policy.max_end_to_end_ratio, policy.max_end_to_end_increase_ms
+    return _latency("end_to_end", pairs, end_to_end_times, *margins, alpha)
+
+
+def _latency(
+    check: str,
+    pairs: Sequence[Pair],
+    times: Times,
+    max_ratio: float,
+    max_increase_ms: float,
+    alpha: Alpha,
+    *,
+    required: bool = True,
+) -> Finding:
+    """In the unit of the margin that is met, or else of the one that allows more."""
+    share = INCREASE_SHARE if max_increase_ms else 0.0
+    by_ratio = Alpha(alpha.proof * (1 - share), alpha.harm)
+    ratio = partial(_ratio, times)
+    finding = log_ratio_finding(check, "speed", pairs, ratio, max_ratio, by_ratio, required=required)
+    if not max_increase_ms or finding.status == "skipped":
+        return finding
+    used = [(seconds, pair) for pair in pairs if (seconds := times(pair)) is not None]
+    baseline, candidate = 1000 * np.array([seconds for seconds, _ in used]).T
+    groups = conversations([pair for _, pair in used])
+    by_ms = Alpha(alpha.proof * share, alpha.harm)
+    increase = mean_test(candidate - baseline, groups, max_increase_ms, by_ms)
+    status = _either(finding.status, increase.status)
+    ways = filter(None, (finding.missing_pairs, increase.missing))
+    allowed = f"allowed are {max_ratio:g} x or {max_increase_ms:g} ms more"
+    both = replace(
+        finding,
+        status=status,
+        missing_pairs=min(ways, default=None) if status == "undecided" else None,
+        message=f"{finding.message}, {_more_ms(increase)}; {allowed}",
+        details={**finding.details, "increase_ms": increase.mean, "max_increase_ms": max_increase_ms},
     )
+    more_in_ms = max_increase_ms > (max_ratio - 1) * float(baseline.mean())
+    if finding.status == "pass" or not (more_in_ms or increase.status == "pass"):
+        return both
+    return replace(
+        both, unit="ms", estimate=increase.mean, interval=increase.interval, margin=max_increase_ms
+    )
+
+
+def _either(ratio: Status, increase: Status) -> Status:
+    if "pass" in (ratio, increase):
+        return "pass"
+    return "fail" if ratio == increase == "fail" else "undecided"
+
+
+def _more_ms(increase: MeanTest) -> str:
+    return f"{abs(increase.mean):.3g} ms {'more' if increase.mean >= 0 else 'less'} on average"
 
 
 def tpot_gain(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
@@ -84,6 +144,10 @@ def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha
     lower = c_harm.lower / b_harm.upper if c_harm.lower > 0 else 0.0
     estimate = float(np.quantile(candidate, p) / np.quantile(baseline, p))
     status = status_of(estimate - 1, Interval(lower - 1, upper - 1), policy.max_quantile_ratio - 1)
+    more = Interval(c_harm.lower - b_harm.upper, c_proof.upper - b_proof.lower)  # of the same bounds
+    increase = float(np.quantile(candidate, p) - np.quantile(baseline, p))
+    if max_ms := policy.max_end_to_end_increase_ms:
+        status = _either(status, status_of(increase, more, max_ms / 1000))
     needed = samples_for_upper(p, wide)
     few = f"; an upper bound needs {needed} pairs" if len(times) < needed else ""
     quantiles = f"{np.quantile(baseline, p):.3f} s and {np.quantile(candidate, p):.3f} s"
@@ -120,17 +184,22 @@ def latency_variance(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Fin
     ).clipped(0, float("inf"))
     estimate = 1 + difference / variance
     margin = policy.max_variance_ratio
+    status = status_of(estimate - 1, Interval(bounds.lower - 1, bounds.upper - 1), margin - 1)
+    before, now, low, high = (1000 * sqrt(variance * max(0.0, x)) for x in (1.0, estimate, *astuple(bounds)))
+    if max_ms := policy.max_end_to_end_increase_ms:
+        status = _either(status, status_of(now - before, Interval(low - before, high - before), max_ms))
     return Finding(
         check="latency_variance",
         family="speed",
         unit="ratio",
-        status=status_of(estimate - 1, Interval(bounds.lower - 1, bounds.upper - 1), margin - 1),
+        status=status,
         estimate=estimate,
         interval=bounds,
         margin=margin,
         pairs=n,
         required=False,
-        message=f"variance of end-to-end time is {estimate:.2f} x the baseline's",
+        message=f"variance of end-to-end time is {estimate:.2f} x the baseline's; standard deviations "
+        f"{before:.3g} and {now:.3g} ms",
     )
 
 
@@ -150,21 +219,28 @@ def timeouts(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
     return difference_finding("timeouts", "speed", pairs, difference, policy.rate_margin, alpha)
 
 
-def ttft_ratio(pair: Pair) -> float | None:
+def ttft_times(pair: Pair) -> BothTimes | None:
     if not pair.ok or not same_cache(pair):
         return None
-    return _ratio(pair.candidate.ttft_s, pair.baseline.ttft_s)
+    return _both(pair.baseline.ttft_s, pair.candidate.ttft_s)
+
+
+def tpot_times(pair: Pair) -> BothTimes | None:
+    return _both(pair.baseline.tpot_s, pair.candidate.tpot_s) if pair.ok else None
+
+
+def end_to_end_times(pair: Pair) -> BothTimes | None:
+    if not pair.ok or not same_cache(pair):
+        return None
+    return _both(*comparable_seconds(pair))
 
 
 def tpot_ratio(pair: Pair) -> float | None:
-    return _ratio(pair.candidate.tpot_s, pair.baseline.tpot_s) if pair.ok else None
+    return _ratio(tpot_times, pair)
 
 
 def end_to_end_ratio(pair: Pair) -> float | None:
-    if not pair.ok or not same_cache(pair):
-        return None
-    baseline, candidate = comparable_seconds(pair)
-    return _ratio(candidate, baseline)
+    return _ratio(end_to_end_times, pair)
 
 
 def comparable_seconds(pair: Pair) -> tuple[float | None, float | None]:
@@ -191,8 +267,12 @@ def same_cache(pair: Pair) -> bool:
     return abs(baseline.cached_tokens - candidate.cached_tokens) <= allowed
 
 
-def _ratio(candidate: float | None, baseline: float | None) -> float | None:
-    if not candidate or not baseline:
+def _ratio(times: Times, pair: Pair) -> float | None:
+    both = times(pair)
+    return None if both is None else both[1] / both[0]
+
+
+def _both(baseline: float | None, candidate: float | None) -> BothTimes | None:
+    if not baseline or not candidate or not isfinite(log(candidate / baseline)):
         return None
-    value = candidate / baseline
-    return value if isfinite(log(value)) and exp(log(value)) > 0 else None
+    return baseline, candidate
