@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -16,8 +16,7 @@ from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
-    asks_us,
-    overhead_ms,
+    host_ms,
     prefill_ms,
     target_outputs,
     with_hidden,
@@ -37,6 +36,7 @@ DEFAULT_LENGTH: Final = 8
 LENGTHS: Final = (4, 16)  # tried besides for the best list
 FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
 LOADS: Final = (1, 4, 16)
+PLAIN: Final = SpecConfig((), max_draft=0)
 MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
 MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
 NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
@@ -192,8 +192,8 @@ class _RouteAdvisor:
         self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
-        self._overhead_ms = self._ask_us = 0.0
-        self._cost = engine.cost
+        self._host_factor, self._cost = 1.0, engine.cost
+        self._plain: list[Decoding] = []  # of each output, without drafts
 
     def advise(
         self, route: str, requests: Sequence[TracedRequest], others: Sequence[TracedRequest]
@@ -208,17 +208,17 @@ class _RouteAdvisor:
         if not outputs:
             return None
         outputs = self._with_hidden(outputs, report)
-        self._overhead_ms = overhead_ms(outputs)
         answered = [_rounds(one) for one in outputs if one.rounds]
         self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
-        self._ask_us = self._slower_asks_us(outputs)
+        self._host_factor = self._slower_host(outputs)
+        self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
         planned = self._config.concurrency or max(1, round(figures.concurrency))
         loads = self._loads(outputs, best, planned)
         lengths = self._lengths(outputs, best.drafters)
-        plain_ms = sum(self._plain_ms(one) for one in outputs) / len(outputs)
+        plain_ms = fmean(d.ms for d in self._plain)
         replayed = len({one.conversation for one in outputs})
         decision, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms, replayed)
         return RouteAdvice(
@@ -271,7 +271,7 @@ class _RouteAdvisor:
     ) -> Candidate:
         decodings = self._simulate(outputs, SpecConfig(drafters, length))
         reading = prefill_ms(outputs) * len(outputs)
-        plain, fast = sum(d.plain_ms for d in decodings), sum(d.ms for d in decodings)
+        plain, fast = _ms(self._plain), _ms(decodings)
         sources: dict[str, int] = {}
         for decoding in decodings:
             for name, count in decoding.by_source.items():
@@ -292,30 +292,27 @@ class _RouteAdvisor:
             {**model_free(), **engine.drafters},
             (engine.fixed if fixed else engine.controller)(),
             self._cost,
-            overhead_ms=self._overhead_ms,
-            ask_us=self._ask_us,
+            host_factor=self._host_factor,
             concurrency=concurrency,
         )
 
-    def _slower_asks_us(self, outputs: Sequence[TargetOutput]) -> float:
-        """Microseconds that an ask takes longer between two passes than in a replay of the same outputs.
+    def _slower_host(self, outputs: Sequence[TargetOutput]) -> float:
+        """How much longer everything but the target takes between two passes than in a replay of the same.
 
         The weights that a pass reads drive everything else out of the processor's caches.
         """
-        self._ask_us, default = 0.0, FREE_LISTS[0]
-        engine = asks_us(outputs, default)
-        if len(engine) < MIN_ROUNDS:
-            return 0.0
-        simulation = self._simulation(SpecConfig(default, DEFAULT_LENGTH))
-        simulation.run([one.recorded for one in outputs])
-        return max(0.0, median(engine) - median(simulation.asks_us)) if simulation.asks_us else 0.0
+        self._host_factor, written = 1.0, [one for one in outputs if len(one.rounds) > 1]
+        if sum(len(one.rounds) - 1 for one in written) < MIN_ROUNDS:
+            return 1.0
+        replayed = self._simulate(written, SpecConfig(FREE_LISTS[0], DEFAULT_LENGTH))
+        return max(1.0, host_ms(written) / max(1e-9, median(d.host_ms for d in replayed)))
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
         """Tokens per pass and speed-up, with intervals from resampled conversations."""
         rng = np.random.default_rng(self._config.seed)
         totals: dict[str, np.ndarray[Any, Any]] = {}
-        for group, d in zip(groups, decodings, strict=True):
-            figures = np.array([d.tokens, d.passes, d.plain_ms, d.ms])
+        for group, d, plain in zip(groups, decodings, self._plain, strict=True):
+            figures = np.array([d.tokens, d.passes, plain.ms, d.ms])
             totals[group] = totals.get(group, np.zeros(4)) + figures
         table = np.stack(list(totals.values()))
         picks = rng.integers(0, len(table), (self._config.resamples, len(table)))
@@ -327,7 +324,7 @@ class _RouteAdvisor:
         for length in FIXED_LENGTHS:
             done = self._simulate(outputs, SpecConfig(drafters, length, adaptive=False), fixed=True)
             tokens = sum(d.tokens for d in done) / max(1, sum(d.passes for d in done))
-            points.append(LengthPoint(length, tokens, _ratio(done)))
+            points.append(LengthPoint(length, tokens, _ms(self._plain) / max(1e-9, _ms(done))))
         return points
 
     def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
@@ -337,14 +334,10 @@ class _RouteAdvisor:
         points = []
         for level in levels:
             copies = max(1, -(-2 * level // len(outputs)))
-            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs]
-            points.append(LoadPoint(level, _ratio(self._simulate(some[: 4 * level + 8], spec, level))))
+            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs][: 4 * level + 8]
+            plain, fast = self._simulate(some, PLAIN, level), self._simulate(some, spec, level)
+            points.append(LoadPoint(level, _ms(plain) / max(1e-9, _ms(fast))))
         return points
-
-    def _plain_ms(self, one: TargetOutput) -> float:
-        seq, count = one.recorded.seq, len(one.recorded.output) - 1
-        middle = seq.prompt_len + count // 2
-        return count * (self._cost(1, middle) + self._overhead_ms)
 
 
 def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: int, below: int) -> Interval:
@@ -354,8 +347,8 @@ def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: in
     return Interval(float(total[above] / max(total[below], 1e-9)), float(low), float(high))
 
 
-def _ratio(decodings: Sequence[Decoding]) -> float:
-    return sum(d.plain_ms for d in decodings) / max(1e-9, sum(d.ms for d in decodings))
+def _ms(decodings: Sequence[Decoding]) -> float:
+    return sum(d.ms for d in decodings)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:

@@ -6,7 +6,7 @@ again. Speculation changes no token, so the answers are written with drafts.
 
 import hashlib
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -102,7 +102,7 @@ def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
         name: value for name, value in body.items() if name in SAMPLING and value is not None
     }
     allowed = body.get("max_completion_tokens") or body.get("max_tokens") or limits.max_tokens
-    most = len(request.output_ids) if own else min(int(allowed), limits.max_tokens)
+    most = max(int(allowed), len(request.output_ids)) if own else min(int(allowed), limits.max_tokens)
     params = SamplingParams(**{**sampling, "max_tokens": most, "min_tokens": 0})
     output = OutputSpec(
         tuple(body.get("tools") or ()),
@@ -141,7 +141,7 @@ def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
                 first = last
             if r.tokens or r.finish:
                 rounds.append(r)
-    recorded = RecordedOutput(before, tuple(seq.output))
+    recorded = RecordedOutput(before, tuple(seq.output), cached=seq.cached)
     tokenized = _tokenized(llm, request, recorded)
     return TargetOutput(tokenized, recorded, 1000 * (first - started), tuple(rounds), 1000 * (last - first))
 
@@ -156,20 +156,14 @@ def _copy(seq: Seq) -> Seq:
     )
 
 
-def overhead_ms(outputs: Sequence[TargetOutput]) -> float:
-    """Time of a round outside of drafters and target: median of the answers that were written now."""
+def host_ms(outputs: Sequence[TargetOutput]) -> float:
+    """Of a round, outside of the target: median of the answers that were written now; 0: there are none."""
     rests = []
     for one in outputs:
-        inside = sum(r.draft_us + r.target_us for r in one.rounds[1:]) / 1000
-        if len(one.rounds) > 1:
-            rests.append(max(0.0, one.decode_ms - inside) / len(one.rounds[1:]))
+        if decoding := one.rounds[1:]:
+            inside = sum(r.target_us for r in decoding) / 1000
+            rests.append(max(0.0, one.decode_ms - inside) / len(decoding))
     return median(rests) if rests else 0.0
-
-
-def asks_us(outputs: Sequence[TargetOutput], drafters: Container[str]) -> list[float]:
-    """Microseconds of one ask, in each round that asked these drafters and no other."""
-    rounds = [r for one in outputs for r in one.rounds[1:] if r.asked and r.batch == 1]
-    return [r.draft_us / len(r.asked) for r in rounds if all(name in drafters for name in r.asked)]
 
 
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:
