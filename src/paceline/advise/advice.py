@@ -21,7 +21,7 @@ from paceline.advise.target_outputs import (
     target_outputs,
     with_hidden,
 )
-from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, workload
+from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, turns_before, workload
 from paceline.config import SpecConfig, require_between, require_min, require_positive, require_whole
 from paceline.drafters import model_free
 from paceline.errors import UsageError
@@ -35,6 +35,7 @@ FREE_LISTS: Final = (("grammar", "suffix", "ngram"), ("grammar", "suffix"), ("gr
 DEFAULT_LENGTH: Final = 8
 LENGTHS: Final = (4, 16)  # tried besides for the best list
 FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
+CURVE_OUTPUTS: Final = 32  # replayed for each point of it
 LOADS: Final = (1, 4, 16)
 PLAIN: Final = SpecConfig((), max_draft=0)
 MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
@@ -54,7 +55,7 @@ Decision = Literal["speculate", "leave it off", "too little data"]
 
 @dataclass(frozen=True, slots=True)
 class AdviceConfig:
-    requests: int = 24  # of each route, that are answered and replayed
+    requests: int = 96  # of each route, that are answered and replayed
     concurrency: int = 0  # outputs at once that are planned for; 0: as recorded
     seed: int = 0  # of the sample and the intervals
     resamples: int = 1000  # of the bootstrap
@@ -105,6 +106,7 @@ class LengthPoint:
 class LoadPoint:
     concurrency: int
     speedup: float
+    tokens_per_pass: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class _RouteAdvisor:
         def report(what: str, done: int, of: int) -> None:
             self._progress(f"{route}: {what}", done, of)
 
-        outputs, left_out = target_outputs(self._engine.llm, chosen, self._limits, report)
+        outputs, left_out = target_outputs(
+            self._engine.llm, chosen, self._limits, report, before=turns_before(requests)
+        )
         outputs = [one for one in outputs if len(one.recorded.output) > 1]
         if not outputs:
             return None
@@ -308,23 +312,20 @@ class _RouteAdvisor:
         return max(1.0, host_ms(written) / max(1e-9, median(d.host_ms for d in replayed)))
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
-        """Tokens per pass and speed-up, with intervals from resampled conversations."""
-        rng = np.random.default_rng(self._config.seed)
-        totals: dict[str, np.ndarray[Any, Any]] = {}
-        for group, d, plain in zip(groups, decodings, self._plain, strict=True):
-            figures = np.array([d.tokens, d.passes, plain.ms, d.ms])
-            totals[group] = totals.get(group, np.zeros(4)) + figures
-        table = np.stack(list(totals.values()))
-        picks = rng.integers(0, len(table), (self._config.resamples, len(table)))
-        sums = table[picks].sum(axis=1)
-        return _interval(table, sums, 0, 1), _interval(table, sums, 2, 3)
+        """Tokens per pass and speed-up."""
+        figures = [
+            (d.tokens, d.passes, plain.ms, d.ms) for d, plain in zip(decodings, self._plain, strict=True)
+        ]
+        rate, speedup = ratios(groups, figures, self._config.seed, self._config.resamples)
+        return rate, speedup
 
     def _lengths(self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...]) -> list[LengthPoint]:
         points = [LengthPoint(0, 1.0, 1.0)]
         for length in FIXED_LENGTHS:
-            done = self._simulate(outputs, SpecConfig(drafters, length, adaptive=False), fixed=True)
-            tokens = sum(d.tokens for d in done) / max(1, sum(d.passes for d in done))
-            points.append(LengthPoint(length, tokens, _ms(self._plain) / max(1e-9, _ms(done))))
+            spec = SpecConfig(drafters, length, adaptive=False)
+            done = self._simulate(outputs[:CURVE_OUTPUTS], spec, fixed=True)
+            plain = _ms(self._plain[: len(done)])
+            points.append(LengthPoint(length, _rate(done), plain / max(1e-9, _ms(done))))
         return points
 
     def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
@@ -336,15 +337,35 @@ class _RouteAdvisor:
             copies = max(1, -(-2 * level // len(outputs)))
             some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs][: 4 * level + 8]
             plain, fast = self._simulate(some, PLAIN, level), self._simulate(some, spec, level)
-            points.append(LoadPoint(level, _ms(plain) / max(1e-9, _ms(fast))))
+            points.append(LoadPoint(level, _ms(plain) / max(1e-9, _ms(fast)), _rate(fast)))
         return points
 
 
-def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: int, below: int) -> Interval:
-    total = table.sum(axis=0)
-    ratios = sums[:, above] / np.maximum(sums[:, below], 1e-9)
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(total[above] / max(total[below], 1e-9)), float(low), float(high))
+def ratios(
+    groups: Sequence[str], figures: Sequence[Sequence[float]], seed: int = 0, resamples: int = 1000
+) -> list[Interval]:
+    """Of the sums of each two columns, with intervals from resampled groups.
+
+    groups: the conversation of each row. Turns of one resemble each other, so conversations are resampled.
+    """
+    rng = np.random.default_rng(seed)
+    totals: dict[str, np.ndarray[Any, Any]] = {}
+    for group, row in zip(groups, figures, strict=True):
+        totals[group] = totals.get(group, 0) + np.array(row, np.float64)
+    table = np.stack(list(totals.values()))
+    sums = table[rng.integers(0, len(table), (resamples, len(table)))].sum(axis=1)
+    return [_interval(table, sums, column) for column in range(0, table.shape[1], 2)]
+
+
+def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], column: int) -> Interval:
+    above, below = table.sum(axis=0)[column : column + 2]
+    found = sums[:, column] / np.maximum(sums[:, column + 1], 1e-9)
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(above / max(below, 1e-9)), float(low), float(high))
+
+
+def _rate(decodings: Sequence[Decoding]) -> float:
+    return sum(d.tokens for d in decodings) / max(1, sum(d.passes for d in decodings))
 
 
 def _ms(decodings: Sequence[Decoding]) -> float:
