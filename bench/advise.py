@@ -2,17 +2,19 @@
 
 The conversations of each file are split in two. Advice comes from one half; the real engine then answers
 requests of the other half, plain and as advised, in turns. Tokens per pass do not depend on the machine's
-load; speed-ups do.
+load; speed-ups do. With --state, what is done is kept in a file: a first call makes the advice of one file,
+later ones measure, each for --seconds, until all requests are answered.
 
-python -m bench advise --file tau-bench --file bfcl-single --requests 24 --write
+python -m bench advise --file tau-bench --file bfcl-single --write
 """
 
 import argparse
 import hashlib
+import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -20,44 +22,35 @@ from typing import Any, Final
 from bench import machine, pages, results_folder, workload
 from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.advise.advice import AdviceConfig, RouteAdvice, advise_routes
+from paceline.advise.advice import AdviceConfig, Interval, RouteAdvice, advise_routes, ratios
 from paceline.advise.advice import Engine as Advisor
-from paceline.advise.replay import RecordedOutput, Simulation
-from paceline.advise.target_outputs import OutputLimits, prepared
-from paceline.advise.traffic import TracedRequest, Traffic, from_files, sample
+from paceline.advise.target_outputs import OutputLimits, prepared, read_prompt
+from paceline.advise.traffic import TracedRequest, Traffic, from_files, sample, turns_before
 from paceline.cli.advise import classify
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
-from paceline.target.cost import MAX_SPREAD
+from paceline.target.cost import confirmed_cost_table
 from paceline.types import Drafter, Round, Seq
 
 FILES: Final = ("tau-bench", "bfcl-single", "bfcl-multi", "spec-bench")
 MAX_RATE_ERROR: Final = 0.10  # of tokens per pass
 MAX_SPEEDUP_ERROR: Final = 0.15
+ARMS: Final = ("plain", "advised")
+
+Prediction = dict[str, Any]  # of a route, as JSON
+Answered = dict[str, Any]  # one request, both ways, as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Outputs of one route, from their second tokens on."""
+    """One output, from its second token on."""
 
-    tokens: int = 0
-    passes: int = 0
-    decode_s: float = 0.0
-    all_s: float = 0.0
-
-    def __add__(self, other: "Run") -> "Run":
-        return Run(
-            self.tokens + other.tokens,
-            self.passes + other.passes,
-            self.decode_s + other.decode_s,
-            self.all_s + other.all_s,
-        )
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return self.tokens / max(1, self.passes)
+    tokens: int
+    passes: int
+    decode_s: float
+    all_s: float  # from the request on
 
 
 def split(traffic: Traffic) -> tuple[Traffic, Traffic]:
@@ -69,116 +62,186 @@ def split(traffic: Traffic) -> tuple[Traffic, Traffic]:
     return Traffic(tuple(halves[0])), Traffic(tuple(halves[1]))
 
 
-def measure(
-    llm: LLM,
-    heads: Mapping[str, Drafter],
-    one: RouteAdvice,
-    requests: Sequence[TracedRequest],
-    limits: OutputLimits,
-) -> dict[str, Any]:
-    """The other half of a route: plain and as advised, each in a prefix cache of its own."""
-    advised = SpecConfig(one.best.drafters, one.best.max_draft)
-    specs = {"plain": SpecConfig((), max_draft=0), "advised": advised}
-    engines = {
-        name: Engine(llm.target, {**model_free(), **heads}, Rate(llm.cost), eos=llm.tokenizer.eos_ids)
-        for name in specs
-    }
-    runs, recorded, different = dict.fromkeys(specs, Run()), list[RecordedOutput](), 0
-    for number, request in enumerate(requests):
-        try:
-            seq = prepared(llm, request, limits)
-        except PacelineError:
-            continue
-        if seq.prompt_len > min(limits.max_prompt, llm.target.max_context - 1):
-            continue
-        outputs = {}
-        for name in list(specs)[:: 1 if number % 2 else -1]:
-            copy = _copy(seq, f"{name} {number}", specs[name], f"{name} {one.route}")
-            runs[name] += answer(engines[name], copy)
-            outputs[name] = tuple(copy.output)
-        different += outputs["plain"] != outputs["advised"]
-        recorded.append(RecordedOutput(seq, outputs["plain"]))
-    tapped = any(heads[name].taps for name in heads if name in advised.drafters)
-    replayed = None if tapped else _replayed(llm, advised, recorded)
-    plain, fast = runs["plain"], runs["advised"]
+def predicted(one: RouteAdvice, concurrency: int) -> Prediction:
+    """What is measured then. At load the replay gives no interval."""
+    load = next(point for point in one.loads if point.concurrency == concurrency)
+    alone = concurrency == 1
     return {
-        "route": one.route,
-        "drafters": one.best.name,
+        "drafters": one.best.drafters,
         "max_draft": one.best.max_draft,
         "enabled": one.enabled,
         "reason": one.reason,
-        "predicted_tokens_per_pass": one.best.tokens_per_pass.value,
-        "interval": [one.best.tokens_per_pass.low, one.best.tokens_per_pass.high],
-        "measured_tokens_per_pass": fast.tokens_per_pass,
-        "replayed_tokens_per_pass": replayed,
-        "predicted_speedup": one.best.speedup.value,
-        "measured_speedup": plain.decode_s / max(1e-9, fast.decode_s),
-        "predicted_turn_speedup": one.best.turn_speedup,
-        "measured_turn_speedup": plain.all_s / max(1e-9, fast.all_s),
-        "outputs": len(recorded),
+        "tokens_per_pass": asdict(one.best.tokens_per_pass) if alone else _exact(load.tokens_per_pass),
+        "speedup": asdict(one.best.speedup) if alone else _exact(load.speedup),
+        "turn_speedup": one.best.turn_speedup if alone else None,
         "advised_on": one.outputs,
-        "different_texts": different,
+        "conversations": one.replayed,
     }
 
 
-def _copy(seq: Seq, name: str, spec: SpecConfig, tenant: str) -> Seq:
-    cursor = None if seq.cursor is None else seq.cursor.clone()
-    return replace(seq, id=name, tokens=list(seq.tokens), spec=spec, tenant=tenant, cursor=cursor)
+def _exact(value: float) -> dict[str, float]:
+    return asdict(Interval(value, value, value))
 
 
-def answer(engine: Engine, seq: Seq) -> Run:
-    started = time.perf_counter()
-    engine.submit(seq)
-    rounds: list[Round] = []
-    first = last = started
-    while engine.busy:
-        for r in engine.step():
+class Measurement:
+    """The other half of a route: plain and as advised, each with a prefix cache of its own."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        heads: Mapping[str, Drafter],
+        advice: Prediction,
+        limits: OutputLimits,
+        concurrency: int,
+    ) -> None:
+        self._llm, self._limits, self._concurrency = llm, limits, concurrency
+        advised = SpecConfig(tuple(advice["drafters"]), advice["max_draft"])
+        self._specs = dict(zip(ARMS, (SpecConfig((), max_draft=0), advised), strict=True))
+        config = EngineConfig(max_batch=concurrency)
+        self._engines = {
+            arm: Engine(
+                llm.target, {**model_free(), **heads}, Rate(llm.cost), (), config, llm.tokenizer.eos_ids,
+                row_cost=llm.cost.prompt_row_ms,
+            )
+            for arm in ARMS
+        }  # fmt: skip
+
+    def answers(
+        self, requests: Sequence[TracedRequest], before: Mapping[str, TracedRequest], done: int
+    ) -> Iterator[tuple[int, list[Answered]]]:
+        """In small groups, whose order of arms alternates, from the request number `done` on.
+
+        With each group the number of the next request.
+        """
+        size = 1 if self._concurrency == 1 else 2 * self._concurrency
+        for first in range(done, len(requests), size):
+            group = [
+                (r, seq) for r in requests[first : first + size] if (seq := self._prepared(r)) is not None
+            ]
+            found: dict[str, list[tuple[Run, list[int]]]] = {}
+            for arm in ARMS[:: 1 if (first // size) % 2 else -1]:
+                for request, _ in group:
+                    self._read(before.get(request.id), arm)
+                seqs = [self._copy(seq, arm, request.id) for request, seq in group]
+                runs = answer(self._engines[arm], seqs, self._concurrency)
+                found[arm] = list(zip(runs, [seq.output for seq in seqs], strict=True))
+            yield (
+                min(first + size, len(requests)),
+                [
+                    {
+                        "conversation": request.conversation,
+                        "plain": asdict(plain[0]),
+                        "advised": asdict(advised[0]),
+                        "same_text": plain[1] == advised[1],
+                    }
+                    for (request, _), plain, advised in zip(group, *(found[arm] for arm in ARMS), strict=True)
+                ],
+            )
+
+    def _read(self, request: TracedRequest | None, arm: str) -> None:
+        """The turn before: a conversation finds it in the prefix cache."""
+        if request is not None and (seq := self._prepared(request)) is not None:
+            read_prompt(self._engines[arm], self._copy(seq, arm, f"before {request.id}"))
+
+    def _prepared(self, request: TracedRequest) -> Seq | None:
+        """None: it cannot be asked, or is too long."""
+        try:
+            seq = prepared(self._llm, request, self._limits)
+        except PacelineError:
+            return None
+        longest = min(self._limits.max_prompt, self._llm.target.max_context - 1)
+        return seq if seq.prompt_len <= longest else None
+
+    def _copy(self, seq: Seq, arm: str, name: str) -> Seq:
+        cursor = None if seq.cursor is None else seq.cursor.clone()
+        spec, tenant = self._specs[arm], f"{arm} {seq.tenant}"
+        return replace(
+            seq, id=f"{arm} {name}", tokens=list(seq.tokens), spec=spec, tenant=tenant, cursor=cursor
+        )
+
+
+def answer(engine: Engine, seqs: Sequence[Seq], concurrency: int = 1) -> list[Run]:
+    """So many at once; the runs in the order of the sequences."""
+    started, waiting = dict[str, float](), list(seqs)[::-1]
+    rounds: dict[str, list[tuple[Round, float]]] = {seq.id: [] for seq in seqs}
+    while waiting or engine.busy:
+        while waiting and engine.running + engine.waiting < concurrency:
+            seq = waiting.pop()
+            started[seq.id] = time.perf_counter()
+            engine.submit(seq)
+        done = engine.step()
+        now = time.perf_counter()
+        for r in done:
             if r.error is not None:
                 raise r.error
-            last = time.perf_counter()
             if r.tokens:
-                first = first if rounds else last
-                rounds.append(r)
-    decoding = rounds[1:]
-    tokens = sum(len(r.tokens) for r in decoding)
-    return Run(tokens, len(decoding), last - first, last - started)
+                rounds[r.request].append((r, now))
+    runs = []
+    for seq in seqs:
+        (_, first), *decoding = rounds[seq.id]
+        last = decoding[-1][1] if decoding else first
+        tokens = sum(len(r.tokens) for r, _ in decoding)
+        runs.append(Run(tokens, len(decoding), last - first, last - started[seq.id]))
+    return runs
 
 
-def _replayed(llm: LLM, spec: SpecConfig, outputs: Sequence[RecordedOutput]) -> float:
-    """Tokens per pass of a replay of the very texts that were measured: the error of the replay alone."""
-    some = [one for one in outputs if len(one.output) > 1]
-    simulation = Simulation(spec, llm.target, model_free(), Rate(llm.cost), llm.cost)
-    done = simulation.run(some)
-    return sum(d.tokens for d in done) / max(1, sum(d.passes for d in done))
+def row(route: str, advice: Prediction, answered: Sequence[Answered]) -> dict[str, Any]:
+    """A line of the table: intervals on both sides are from resampled conversations."""
+    figures = [
+        (fast["tokens"], fast["passes"], plain["decode_s"], fast["decode_s"], plain["all_s"], fast["all_s"])
+        for plain, fast in ((one["plain"], one["advised"]) for one in answered)
+    ]
+    rate, speedup, turns = ratios([one["conversation"] for one in answered], figures)
+    return {
+        "route": route,
+        **{name: advice[name] for name in ("max_draft", "enabled", "reason", "advised_on")},
+        "drafters": "+".join(advice["drafters"]),
+        "predicted_tokens_per_pass": advice["tokens_per_pass"],
+        "measured_tokens_per_pass": asdict(rate),
+        "predicted_speedup": advice["speedup"],
+        "measured_speedup": asdict(speedup),
+        "predicted_turn_speedup": advice["turn_speedup"],
+        "measured_turn_speedup": turns.value,
+        "outputs": len(answered),
+        "conversations": [advice["conversations"], len({one["conversation"] for one in answered})],
+        "different_texts": sum(not one["same_text"] for one in answered),
+    }
 
 
 def _error(row: Mapping[str, Any], figure: str) -> float:
     predicted, measured = row[f"predicted_{figure}"], row[f"measured_{figure}"]
-    return float(predicted / max(1e-9, measured) - 1)
+    return float(predicted["value"] / max(1e-9, measured["value"]) - 1)
 
 
 def _pair(figure: str, unit: str = "") -> Any:
     def cell(row: Mapping[str, Any]) -> str:
-        predicted, measured = row[f"predicted_{figure}"], row[f"measured_{figure}"]
-        return f"{predicted:.2f}{unit} / {measured:.2f}{unit} ({100 * _error(row, figure):+.0f} %)"
+        both = (_interval(row[f"{side}_{figure}"], unit) for side in ("predicted", "measured"))
+        return f"{' / '.join(both)}: {100 * _error(row, figure):+.0f} %"
 
     return cell
+
+
+def _interval(of: Mapping[str, float], unit: str) -> str:
+    if of["low"] == of["high"]:
+        return f"{of['value']:.2f}{unit}"
+    return f"{of['value']:.2f}{unit} ({of['low']:.2f} to {of['high']:.2f})"
+
+
+def _turns(row: Mapping[str, Any]) -> str:
+    predicted, measured = row["predicted_turn_speedup"], row["measured_turn_speedup"]
+    return f"{'-' if predicted is None else f'{predicted:.2f} x'} / {measured:.2f} x"
 
 
 COLUMNS: Final = (
     Column("route", "route"),
     Column("drafters", lambda row: f"{row['drafters']}, {row['max_draft']}"),
     Column("tokens per pass", _pair("tokens_per_pass")),
-    Column("replay of the same texts", lambda row: _number(row["replayed_tokens_per_pass"])),
     Column("decoding", _pair("speedup", " x")),
-    Column("whole turns", _pair("turn_speedup", " x")),
+    Column("whole turns", _turns),
     Column("outputs", lambda row: f"{row['advised_on']} / {row['outputs']}"),
+    Column("conversations", lambda row: "{} / {}".format(*row["conversations"])),
     Column("other text", lambda row: str(row["different_texts"])),
 )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -190,38 +253,79 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+class State:
+    """What earlier calls have done, by route: the prediction, the requests tried, and those answered."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.routes: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            self.routes = json.loads(path.read_text())
+
+    def save(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.routes))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row(name, of["advice"], of["answered"]) for name, of in self.routes.items() if of["answered"]]
+
+
 def main(arguments: Sequence[str]) -> None:
     args = _arguments(arguments)
-    paths = [_path(name) for name in args.file or [n for n in FILES if n in workload.known()]]
-    known, measured_on = split(from_files(paths, classify))
-    llm = LLM(args.model, trained=args.trained, spec=SpecConfig(), config=EngineConfig(cache_mb=2048))
-    heads = {name: llm.drafters[name] for name in llm.trained.values()}
-    limits = OutputLimits(args.max_tokens, args.max_prompt, 60 * args.minutes)
-    advisor = Advisor(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, heads)
-    config = AdviceConfig(args.requests, 1, args.seed, limits=limits)
-    told = lambda what, done, of: print(f"{what}: {done} of {of}", file=sys.stderr)  # noqa: E731
-    advised = advise_routes(advisor, known, config, told)
-    rows = []
-    for one in advised:
-        theirs = measured_on.routes().get(one.route, [])
-        fitting = sample(theirs, args.requests, Random(f"{args.seed} {one.route}"))
-        rows.append(measure(llm, heads, one, fitting, limits))
-        print(f"{one.route} is measured", file=sys.stderr)
+    state, deadline = State(args.state), time.monotonic() + args.seconds
+    names = args.file or [n for n in FILES if n in workload.known()]
+    if args.seconds:
+        _measure(args, names, state, deadline)
+    rows = state.rows()
+    if not rows:
+        return
     title = f"advise, {machine.called(args.model)}: predicted / measured on other conversations"
     print("\n".join(Table.of(COLUMNS, rows, title).markdown()))
     print(summary(rows))
-    if llm.cost.spread > MAX_SPREAD:
-        print("the machine was busy while passes were measured: speed-ups mean little")
     if args.write:
         name = machine.called(args.model)
         result = {
             "machine": {**machine.facts(), "model": name},
             "command": machine.command("advise", arguments),
+            "at_once": args.at_once,
             "rows": rows,
             "summary": summary(rows),
         }
-        results_folder.write(result, f"advise-{name}")
+        results_folder.write(result, f"advise-{name}" + (f"-{args.at_once}" if args.at_once > 1 else ""))
         pages.write()
+
+
+def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadline: float) -> None:
+    llm = LLM(args.model, trained=args.trained, spec=SpecConfig(), config=EngineConfig(cache_mb=2048))
+    heads = {name: llm.drafters[name] for name in llm.trained.values()}
+    limits = OutputLimits(args.max_tokens, args.max_prompt, 60 * args.minutes)
+    for name in names:
+        traffic = from_files([_path(name)], classify)
+        halves = split(Traffic(tuple(replace(request, route=name) for request in traffic.requests)))
+        if name not in state.routes:
+            llm.cost, quiet = confirmed_cost_table(llm.target, llm.cost)
+            if not quiet:
+                print("the machine was busy while passes were measured: speed-ups mean little")
+            advisor = Advisor(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, heads)
+            config = AdviceConfig(args.requests, args.at_once, args.seed, limits=limits)
+            (one,) = advise_routes(advisor, halves[0], config, _tell)
+            state.routes[name] = {"advice": predicted(one, args.at_once), "tried": 0, "answered": []}
+            state.save()
+            if args.state:
+                return
+        of, theirs = state.routes[name], halves[1].requests
+        chosen = sample(theirs, args.requests, Random(f"{args.seed} {name}"))
+        measurement = Measurement(llm, heads, of["advice"], limits, args.at_once)
+        for tried, group in measurement.answers(chosen, turns_before(theirs), of["tried"]):
+            of |= {"tried": tried, "answered": of["answered"] + group}
+            if args.state and time.monotonic() > deadline:
+                break
+        state.save()
+        _tell(name, of["tried"], len(chosen))
+
+
+def _tell(what: str, done: int, of: int) -> None:
+    print(f"{what}: {done} of {of}", file=sys.stderr)
 
 
 def _path(name: str) -> Path:
@@ -238,10 +342,13 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--trained", action="append", help="a trained drafter to consider; repeat it")
     parser.add_argument("--file", action="append", help="a workload or a file of conversations; repeat it")
-    parser.add_argument("--requests", type=int, default=24, help="of each file and half")
+    parser.add_argument("--requests", type=int, default=96, help="of each file and half")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--max-prompt", type=int, default=8192)
     parser.add_argument("--minutes", type=float, default=20.0, help="for the answers that the advice is from")
+    parser.add_argument("--at-once", type=int, default=1, help="outputs at once")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, help="a file that keeps what is done, for the next call")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for measuring, with --state; 0: none")
     parser.add_argument("--write", action="store_true")
     return parser.parse_args(list(arguments))

@@ -164,10 +164,14 @@ def advice(result: Result) -> Lines:
         *measured(result, "advice"),
         *Table.of(advise.COLUMNS, result["rows"]).markdown(),
         f"Predicted / measured: {result['summary']}. Advice is from half of the conversations; the engine "
-        "then answered others, plain and as advised in turns, one at a time. Replay of the same texts: the "
-        "prediction for the very texts that were measured. Other text: answers that differ between the two.",
+        f"then answered others, plain and as advised in turns, {_at_once(result['at_once'])} at a time. "
+        "In brackets: 90 % intervals over conversations. Other text: answers that differ between the two.",
         "",
     ]
+
+
+def _at_once(number: int) -> str:
+    return "one" if number == 1 else str(number)
 
 
 def schemas(result: Result) -> Lines:

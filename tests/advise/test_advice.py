@@ -33,7 +33,7 @@ from support.traces import a_round
 
 
 def test_a_route_that_gains_is_advised_with_its_figures() -> None:
-    decision, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9)], 1, 300, 700, 9)
+    decision, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9, 2.4)], 1, 300, 700, 9)
     assert decision == "speculate"
     assert reason == "2.40 tokens per pass: decoding 1.90 x, whole turns 1.40 x"
 
@@ -43,7 +43,14 @@ def test_a_route_that_gains_is_advised_with_its_figures() -> None:
     [
         (candidate(1.05, 0.99), WORKLOAD, [], 1, 10, "unpredictable text: 1.05 tokens per pass"),
         (candidate(1.6, 1.0), WORKLOAD, [], 1, 10, "save as much time as they cost"),
-        (candidate(), WORKLOAD, [LoadPoint(16, 0.99)], 16, 10, "saturated by load: 1.90 x .* 0.99 x for 16"),
+        (
+            candidate(),
+            WORKLOAD,
+            [LoadPoint(16, 0.99, 1.3)],
+            16,
+            10,
+            "saturated by load: 1.90 x .* 0.99 x for 16",
+        ),
         (candidate(turns=1.01), WORKLOAD, [], 1, 9300, "prefill-bound: 93 % of a turn is reading"),
         (
             candidate(turns=1.01),

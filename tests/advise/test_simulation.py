@@ -1,4 +1,4 @@
-"""A simulation takes the passes that the engine takes: same drafting, same controller, no model."""
+"""A simulation takes the passes that the engine takes: it is the engine, without a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.advise.replay import Decoding, RecordedOutput, Simulation
-from paceline.advise.target_outputs import TargetOutput, asks_us
+from paceline.advise.target_outputs import TargetOutput, host_ms
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters import model_free
@@ -63,8 +63,11 @@ def cost(rows: int, context: int) -> float:
     return 10.0 + rows
 
 
-def simulate(outputs: Sequence[RecordedOutput], spec: SpecConfig, **more: int) -> list[Decoding]:
-    return Simulation(spec, ToyTarget(memory=1), model_free(), Fixed(), cost, **more).run(outputs)
+def simulate(outputs: Sequence[RecordedOutput], spec: SpecConfig, concurrency: int = 1) -> list[Decoding]:
+    """Nothing but passes takes any time."""
+    target = ToyTarget(memory=1)
+    made = Simulation(spec, target, model_free(), Fixed(), cost, host_factor=0.0, concurrency=concurrency)
+    return made.run(outputs)
 
 
 @pytest.mark.parametrize("constrained", [False, True], ids=["free", "grammar"])
@@ -89,37 +92,87 @@ def test_a_pass_costs_what_the_curve_says() -> None:
     seqs, _ = engine_run(spec, constrained=False)
     for d in simulate(recorded(seqs, constrained=False), spec):
         assert d.tokens == d.passes == MAX_TOKENS - 1
-        assert d.target_ms == pytest.approx(11 * d.passes)
-        assert d.plain_ms == pytest.approx(d.target_ms)
+        assert d.target_ms == d.ms == pytest.approx(11 * d.passes)
 
 
 def test_outputs_at_once_share_passes() -> None:
+    """All four prompts are in the first pass."""
     spec = SpecConfig(("none",), max_draft=0)
     seqs, _ = engine_run(spec, constrained=False)
     done = simulate(recorded(seqs, constrained=False), spec, concurrency=4)
-    assert sum(d.target_ms for d in done) == pytest.approx((10 + 4) * (MAX_TOKENS - 1))
+    assert [d.ms for d in done] == pytest.approx([(10 + 4) * (MAX_TOKENS - 1)] * 4)
 
 
-def test_asks_take_longer_between_passes_than_in_a_replay() -> None:
+def test_no_more_outputs_at_once_than_there_are_places() -> None:
+    spec = SpecConfig(("none",), max_draft=0)
+    seqs, _ = engine_run(spec, constrained=False)
+    alone, pairs = (simulate(recorded(seqs, constrained=False), spec, concurrency=n) for n in (1, 2))
+    assert [d.passes for d in pairs] == [d.passes for d in alone]
+    assert sum(d.ms for d in alone) == pytest.approx(4 * 11 * (MAX_TOKENS - 1))
+    assert sum(d.ms for d in pairs) == pytest.approx(4 * 12 * (MAX_TOKENS - 1))
+
+
+def test_what_the_prefix_cache_held_is_not_read_again() -> None:
+    """The pass that ends the prompt has as many rows as it had: a draft of it is cut to the same room."""
+    seq = Seq("a", list(range(24)) * 2, 48, SamplingParams(max_tokens=4), SpecConfig((), max_draft=0))
+    read: list[int] = []
+
+    def counted(rows: int, context: int) -> float:
+        read.append(rows)
+        return 1.0
+
+    for cached, rows in ((0, 48), (40, 8), (48, 1)):
+        read.clear()
+        one = RecordedOutput(seq, (1, 2, 3), cached=cached)
+        Simulation(seq.spec, ToyTarget(), {}, Fixed(), counted).run([one])
+        assert read[0] == rows
+
+
+def test_an_output_ends_where_it_was_recorded_to_end_and_its_drafts_may_go_on() -> None:
+    """A client went away after seven tokens of forty: the engine could not know, and drafted as ever."""
+    spec = SpecConfig(("ngram",), 8, adaptive=False)
+    seq = Seq("a", [1, 2, 3, 4] * 6, 24, SamplingParams(max_tokens=MAX_TOKENS), spec)
+    (done,) = simulate([RecordedOutput(seq, (1, 2, 3, 4, 1, 2, 3))], spec)
+    assert (done.tokens, done.passes) == (0, 0)  # all of it was accepted with the prompt
+    (done,) = simulate([RecordedOutput(seq, (9, 1, 2, 3, 4, 1, 2))], spec)
+    assert done.tokens == 6
+
+
+def test_an_output_that_left_its_grammar_goes_on_without_one() -> None:
+    def only_ones(text: tuple[int, ...]) -> set[int] | None:
+        return {1} if len(text) % 5 else None
+
+    spec = SpecConfig(("grammar",), 4, adaptive=False)
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    follows, left = (
+        simulate([RecordedOutput(Seq("a", [5], 1, params, spec, cursor=ToyCursor(only_ones)), out)], spec)
+        for out in ((1,) * 30, (1,) * 29 + (2,))
+    )
+    assert follows[0].by_source["grammar"] > 20
+    assert not left[0].by_source
+    assert left[0].passes == 29
+
+
+def test_everything_but_passes_takes_longer_between_them_than_in_a_replay() -> None:
     """The controller knows: drafts that take ten passes are not made."""
     seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
     outputs, spec = recorded(seqs, constrained=False), SpecConfig(("ngram",), 8)
     accepted = []
-    for ask_us in (0.0, 100_000.0):
-        made = Simulation(spec, ToyTarget(memory=1), model_free(), Rate(cost), cost, ask_us=ask_us)
+    for factor in (1.0, 10_000.0):
+        made = Simulation(spec, ToyTarget(memory=1), model_free(), Rate(cost), cost, host_factor=factor)
         done = made.run(outputs)
         accepted.append(sum(sum(d.by_source.values()) for d in done))
-        assert sum(d.draft_ms for d in done) >= len(made.asks_us) * ask_us / 1000
+        assert all(d.host_ms > 0 for d in done)
     assert accepted[1] < accepted[0] / 4
 
 
-def test_the_time_of_an_ask_is_that_of_the_named_drafters_alone() -> None:
-    r = Round("a", 8, ("ngram",), NO_DRAFT, (), (1,), 8, 1, 1, 90, 1000, asked=("suffix", "ngram"))
-    rounds = (r, r, replace(r, asked=()), replace(r, asked=("block",)), replace(r, batch=2))
-    seq = Seq("a", [1], 1)
+def test_the_time_outside_of_the_target_is_that_of_a_round_after_the_first() -> None:
+    r = Round("a", 8, ("ngram",), NO_DRAFT, (), (1,), 8, 1, 1, 90, 1000)
     tokenized = TokenizedRequest(TracedRequest("a", "", "a", {}), (1,), (2,), "")
-    one = TargetOutput(tokenized, RecordedOutput(seq, (2,)), None, rounds)
-    assert asks_us([one], ("suffix", "ngram")) == [45.0]  # the first pass has the prompt
+    output = RecordedOutput(Seq("a", [1], 1), (2,))
+    some = [TargetOutput(tokenized, output, None, (r,) * n, ms) for n, ms in ((3, 2.4), (2, 1.2), (1, 0.0))]
+    assert host_ms(some) == pytest.approx(0.2)  # two rounds of 1.2, one of 1.2; the last has only a prompt
+    assert host_ms([]) == 0
 
 
 def test_a_controller_stops_drafts_that_are_never_accepted() -> None:
@@ -134,7 +187,7 @@ def test_a_controller_stops_drafts_that_are_never_accepted() -> None:
     target, drafters = ToyTarget(memory=1), {"wrong": Wrong()}
     fixed = Simulation(replace(spec, adaptive=False), target, drafters, Fixed(), cost).run(outputs)
     planned = Simulation(spec, target, drafters, Rate(cost), cost).run(outputs)
-    plain_ms = sum(d.plain_ms for d in planned)
+    plain_ms = 11 * sum(d.tokens for d in planned)
     assert sum(d.target_ms for d in fixed) > 1.6 * plain_ms
     assert sum(d.target_ms for d in planned) < 1.2 * plain_ms
 

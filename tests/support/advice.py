@@ -35,7 +35,7 @@ def advised(route: str = "agents", **given: Any) -> RouteAdvice:
         "best": candidate(),
         "candidates": (candidate(), candidate(2.0, 1.5)),
         "lengths": (LengthPoint(0, 1.0, 1.0), LengthPoint(4, 2.0, 1.6), LengthPoint(8, 2.4, 1.5)),
-        "loads": (LoadPoint(1, 1.9), LoadPoint(4, 1.2)),
+        "loads": (LoadPoint(1, 1.9, 2.4), LoadPoint(4, 1.2, 1.9)),
         "concurrency": 2,
         "prefill_ms": 300.0,
         "decode_ms": 700.0,

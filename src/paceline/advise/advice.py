@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -16,13 +16,12 @@ from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
-    asks_us,
-    overhead_ms,
+    host_ms,
     prefill_ms,
     target_outputs,
     with_hidden,
 )
-from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, workload
+from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, turns_before, workload
 from paceline.config import SpecConfig, require_between, require_min, require_positive, require_whole
 from paceline.drafters import model_free
 from paceline.errors import UsageError
@@ -36,7 +35,9 @@ FREE_LISTS: Final = (("grammar", "suffix", "ngram"), ("grammar", "suffix"), ("gr
 DEFAULT_LENGTH: Final = 8
 LENGTHS: Final = (4, 16)  # tried besides for the best list
 FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
+CURVE_OUTPUTS: Final = 32  # replayed for each point of it
 LOADS: Final = (1, 4, 16)
+PLAIN: Final = SpecConfig((), max_draft=0)
 MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
 MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
 NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
@@ -54,7 +55,7 @@ Decision = Literal["speculate", "leave it off", "too little data"]
 
 @dataclass(frozen=True, slots=True)
 class AdviceConfig:
-    requests: int = 24  # of each route, that are answered and replayed
+    requests: int = 96  # of each route, that are answered and replayed
     concurrency: int = 0  # outputs at once that are planned for; 0: as recorded
     seed: int = 0  # of the sample and the intervals
     resamples: int = 1000  # of the bootstrap
@@ -105,6 +106,7 @@ class LengthPoint:
 class LoadPoint:
     concurrency: int
     speedup: float
+    tokens_per_pass: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,8 @@ class _RouteAdvisor:
         self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
-        self._overhead_ms = self._ask_us = 0.0
-        self._cost = engine.cost
+        self._host_factor, self._cost = 1.0, engine.cost
+        self._plain: list[Decoding] = []  # of each output, without drafts
 
     def advise(
         self, route: str, requests: Sequence[TracedRequest], others: Sequence[TracedRequest]
@@ -203,22 +205,24 @@ class _RouteAdvisor:
         def report(what: str, done: int, of: int) -> None:
             self._progress(f"{route}: {what}", done, of)
 
-        outputs, left_out = target_outputs(self._engine.llm, chosen, self._limits, report)
+        outputs, left_out = target_outputs(
+            self._engine.llm, chosen, self._limits, report, before=turns_before(requests)
+        )
         outputs = [one for one in outputs if len(one.recorded.output) > 1]
         if not outputs:
             return None
         outputs = self._with_hidden(outputs, report)
-        self._overhead_ms = overhead_ms(outputs)
         answered = [_rounds(one) for one in outputs if one.rounds]
         self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
-        self._ask_us = self._slower_asks_us(outputs)
+        self._host_factor = self._slower_host(outputs)
+        self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
         planned = self._config.concurrency or max(1, round(figures.concurrency))
         loads = self._loads(outputs, best, planned)
         lengths = self._lengths(outputs, best.drafters)
-        plain_ms = sum(self._plain_ms(one) for one in outputs) / len(outputs)
+        plain_ms = fmean(d.ms for d in self._plain)
         replayed = len({one.conversation for one in outputs})
         decision, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms, replayed)
         return RouteAdvice(
@@ -271,7 +275,7 @@ class _RouteAdvisor:
     ) -> Candidate:
         decodings = self._simulate(outputs, SpecConfig(drafters, length))
         reading = prefill_ms(outputs) * len(outputs)
-        plain, fast = sum(d.plain_ms for d in decodings), sum(d.ms for d in decodings)
+        plain, fast = _ms(self._plain), _ms(decodings)
         sources: dict[str, int] = {}
         for decoding in decodings:
             for name, count in decoding.by_source.items():
@@ -292,42 +296,36 @@ class _RouteAdvisor:
             {**model_free(), **engine.drafters},
             (engine.fixed if fixed else engine.controller)(),
             self._cost,
-            overhead_ms=self._overhead_ms,
-            ask_us=self._ask_us,
+            host_factor=self._host_factor,
             concurrency=concurrency,
         )
 
-    def _slower_asks_us(self, outputs: Sequence[TargetOutput]) -> float:
-        """Microseconds that an ask takes longer between two passes than in a replay of the same outputs.
+    def _slower_host(self, outputs: Sequence[TargetOutput]) -> float:
+        """How much longer everything but the target takes between two passes than in a replay of the same.
 
         The weights that a pass reads drive everything else out of the processor's caches.
         """
-        self._ask_us, default = 0.0, FREE_LISTS[0]
-        engine = asks_us(outputs, default)
-        if len(engine) < MIN_ROUNDS:
-            return 0.0
-        simulation = self._simulation(SpecConfig(default, DEFAULT_LENGTH))
-        simulation.run([one.recorded for one in outputs])
-        return max(0.0, median(engine) - median(simulation.asks_us)) if simulation.asks_us else 0.0
+        self._host_factor, written = 1.0, [one for one in outputs if len(one.rounds) > 1]
+        if sum(len(one.rounds) - 1 for one in written) < MIN_ROUNDS:
+            return 1.0
+        replayed = self._simulate(written, SpecConfig(FREE_LISTS[0], DEFAULT_LENGTH))
+        return max(1.0, host_ms(written) / max(1e-9, median(d.host_ms for d in replayed)))
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
-        """Tokens per pass and speed-up, with intervals from resampled conversations."""
-        rng = np.random.default_rng(self._config.seed)
-        totals: dict[str, np.ndarray[Any, Any]] = {}
-        for group, d in zip(groups, decodings, strict=True):
-            figures = np.array([d.tokens, d.passes, d.plain_ms, d.ms])
-            totals[group] = totals.get(group, np.zeros(4)) + figures
-        table = np.stack(list(totals.values()))
-        picks = rng.integers(0, len(table), (self._config.resamples, len(table)))
-        sums = table[picks].sum(axis=1)
-        return _interval(table, sums, 0, 1), _interval(table, sums, 2, 3)
+        """Tokens per pass and speed-up."""
+        figures = [
+            (d.tokens, d.passes, plain.ms, d.ms) for d, plain in zip(decodings, self._plain, strict=True)
+        ]
+        rate, speedup = ratios(groups, figures, self._config.seed, self._config.resamples)
+        return rate, speedup
 
     def _lengths(self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...]) -> list[LengthPoint]:
         points = [LengthPoint(0, 1.0, 1.0)]
         for length in FIXED_LENGTHS:
-            done = self._simulate(outputs, SpecConfig(drafters, length, adaptive=False), fixed=True)
-            tokens = sum(d.tokens for d in done) / max(1, sum(d.passes for d in done))
-            points.append(LengthPoint(length, tokens, _ratio(done)))
+            spec = SpecConfig(drafters, length, adaptive=False)
+            done = self._simulate(outputs[:CURVE_OUTPUTS], spec, fixed=True)
+            plain = _ms(self._plain[: len(done)])
+            points.append(LengthPoint(length, _rate(done), plain / max(1e-9, _ms(done))))
         return points
 
     def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
@@ -337,25 +335,41 @@ class _RouteAdvisor:
         points = []
         for level in levels:
             copies = max(1, -(-2 * level // len(outputs)))
-            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs]
-            points.append(LoadPoint(level, _ratio(self._simulate(some[: 4 * level + 8], spec, level))))
+            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs][: 4 * level + 8]
+            plain, fast = self._simulate(some, PLAIN, level), self._simulate(some, spec, level)
+            points.append(LoadPoint(level, _ms(plain) / max(1e-9, _ms(fast)), _rate(fast)))
         return points
 
-    def _plain_ms(self, one: TargetOutput) -> float:
-        seq, count = one.recorded.seq, len(one.recorded.output) - 1
-        middle = seq.prompt_len + count // 2
-        return count * (self._cost(1, middle) + self._overhead_ms)
+
+def ratios(
+    groups: Sequence[str], figures: Sequence[Sequence[float]], seed: int = 0, resamples: int = 1000
+) -> list[Interval]:
+    """Of the sums of each two columns, with intervals from resampled groups.
+
+    groups: the conversation of each row. Turns of one resemble each other, so conversations are resampled.
+    """
+    rng = np.random.default_rng(seed)
+    totals: dict[str, np.ndarray[Any, Any]] = {}
+    for group, row in zip(groups, figures, strict=True):
+        totals[group] = totals.get(group, 0) + np.array(row, np.float64)
+    table = np.stack(list(totals.values()))
+    sums = table[rng.integers(0, len(table), (resamples, len(table)))].sum(axis=1)
+    return [_interval(table, sums, column) for column in range(0, table.shape[1], 2)]
 
 
-def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: int, below: int) -> Interval:
-    total = table.sum(axis=0)
-    ratios = sums[:, above] / np.maximum(sums[:, below], 1e-9)
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(total[above] / max(total[below], 1e-9)), float(low), float(high))
+def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], column: int) -> Interval:
+    above, below = table.sum(axis=0)[column : column + 2]
+    found = sums[:, column] / np.maximum(sums[:, column + 1], 1e-9)
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(above / max(below, 1e-9)), float(low), float(high))
 
 
-def _ratio(decodings: Sequence[Decoding]) -> float:
-    return sum(d.plain_ms for d in decodings) / max(1e-9, sum(d.ms for d in decodings))
+def _rate(decodings: Sequence[Decoding]) -> float:
+    return sum(d.tokens for d in decodings) / max(1, sum(d.passes for d in decodings))
+
+
+def _ms(decodings: Sequence[Decoding]) -> float:
+    return sum(d.ms for d in decodings)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:

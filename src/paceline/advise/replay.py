@@ -2,23 +2,36 @@
 
 `match` lets the target choose every token by itself, so a recorded output is the output whatever is drafted:
 drafts are compared with the tokens that followed. `replay` asks one drafter at a fixed length. `Simulation`
-runs the engine's drafting and controller, with the times of passes from a cost curve instead of a clock.
+runs the engine itself, on a target that knows the outputs and takes its times from a cost curve.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from time import perf_counter_ns
+from time import thread_time_ns
+from typing import Final
 
 from torch import Tensor, cat, empty
 
 from paceline.config import EngineConfig, SpecConfig
-from paceline.engine.drafting import Drafting
-from paceline.engine.scheduler import Outcome, Pass, Scheduled
-from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Scores, Seq, Target, Verdict
+from paceline.engine.engine import Engine
+from paceline.types import (
+    ROOT,
+    Ask,
+    CacheStats,
+    Controller,
+    Cursor,
+    Draft,
+    Drafter,
+    Feed,
+    Round,
+    Scores,
+    Seq,
+    Target,
+    Verdict,
+)
 
-NO_SCORES = Scores(empty(0, 0), ())
+NO_SCORES: Final = Scores(empty(0, 0), ())
 PassCost = Callable[[int, int], float]  # rows and context to the milliseconds of a pass
 
 
@@ -92,6 +105,7 @@ class RecordedOutput:
     seq: Seq
     output: tuple[int, ...]
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    cached: int = 0  # tokens of its prompt that the prefix cache held
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,47 +114,105 @@ class Decoding:
 
     tokens: int
     passes: int
-    draft_ms: float
-    target_ms: float  # its share of passes that several outputs share
-    plain_ms: float  # the same without drafts
+    ms: float  # from the first token to the last
+    target_ms: float  # the part of it in passes of the target
     by_source: Mapping[str, int]  # accepted tokens
 
     @property
-    def ms(self) -> float:
-        return self.draft_ms + self.target_ms
+    def host_ms(self) -> float:
+        """Of a pass, outside of the target."""
+        return (self.ms - self.target_ms) / max(1, self.passes)
 
 
-@dataclass(slots=True)
-class _Live:
-    index: int
-    seq: Seq
-    output: tuple[int, ...]
-    hidden: Mapping[int, Tensor]
-    tokens: int = 0
-    passes: int = 0
-    draft_ms: float = 0.0
-    target_ms: float = 0.0
-    plain_ms: float = 0.0
-    by_source: Counter[str] = field(default_factory=Counter)
+class ReplayClock:
+    """Nanoseconds: the time that the thread has computed, and the times of passes that were not run."""
+
+    def __init__(self, host_factor: float) -> None:
+        self._host_factor, self._passes_ns = host_factor, 0
+
+    def __call__(self) -> int:
+        return round(self._host_factor * thread_time_ns()) + self._passes_ns
+
+    def set(self, ns: int) -> None:
+        self._passes_ns += ns - self()
+
+
+class ReplayTarget:
+    """Gives the tokens of recorded outputs for those of the model, in the time that a cost curve says."""
+
+    bytes_held = 0
+
+    def __init__(self, target: Target, cost: PassCost, clock: ReplayClock) -> None:
+        self.vocab_size, self.fingerprint = target.vocab_size, target.fingerprint
+        self.max_context, self.capacity = target.max_context, target.capacity
+        self.invariant_rows = target.invariant_rows
+        self._cost, self._clock = cost, clock
+        self._outputs: dict[str, RecordedOutput] = {}
+        self._held: dict[str, int] = {}  # rows in the cache
+
+    def add(self, seq_id: str, recorded: RecordedOutput) -> None:
+        self._outputs[seq_id] = recorded
 
     @property
-    def rest(self) -> tuple[int, ...]:
-        return self.output[len(self.seq.tokens) - self.seq.prompt_len :]
+    def cache_stats(self) -> CacheStats:
+        return CacheStats(0, 0, 0, 0, 0, 0, 0)
 
-    def commit(self, s: Scheduled, path: tuple[int, ...], tokens: tuple[int, ...]) -> None:
-        self.seq.tokens.extend(tokens)
-        self.seq.computed += len(s.fed) + len(path)
-        s.kept_nodes, s.verdict = path, Verdict(path, tokens[-1], s.draft)
-        _advance(self.seq, tokens)
+    def describe(self) -> str:
+        return "recorded outputs"
 
-    def done(self) -> Decoding:
-        return Decoding(
-            self.tokens, self.passes, self.draft_ms, self.target_ms, self.plain_ms, self.by_source
-        )
+    def open(self, seq: Seq) -> int:
+        self._held[seq.id] = min(self._outputs[seq.id].cached, seq.prompt_len - 1)
+        return self._held[seq.id]
+
+    def restore(self, seq_id: str, seconds: float) -> tuple[int, bool]:
+        return self._held[seq_id], False
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        ends = self._clock() + round(1e6 * self._pass_ms(feeds))
+        tokens, starts, rows, hidden = list[int](), list[int](), list[int](), list[list[int]]()
+        outputs = [self._outputs[feed.seq_id] for feed in feeds]
+        for feed, recorded in zip(feeds, outputs, strict=True):
+            starts.append(len(tokens))
+            rows.append(sum(map(len, hidden)))
+            held = self._held[feed.seq_id]
+            after = held + len(feed.tokens)
+            rest = recorded.output[after - recorded.seq.prompt_len :] if feed.scored else ()
+            path = follow(feed.draft, rest)
+            if feed.scored:
+                tokens += _choices(feed.draft, path, rest)
+            nodes = {node: after + depth for depth, node in enumerate(path)}
+            hidden.append([*range(held, after), *(nodes.get(i, held) for i in range(len(feed.draft)))])
+        states = {tap: cat([o.hidden[tap][i] for o, i in zip(outputs, hidden, strict=True)]) for tap in taps}
+        self._clock.set(ends)
+        return Scores(NO_SCORES.logits, tuple(starts), tuple(rows), states, tokens)
+
+    def _pass_ms(self, feeds: Sequence[Feed]) -> float:
+        """At least that of a row of each: curves may cross where they are extrapolated."""
+        context = max(self._held[feed.seq_id] for feed in feeds)
+        rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
+        return max(self._cost(rows, context), self._cost(len(feeds), context))
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        self._held[seq_id] = length + len(path)
+
+    def close(self, seq_id: str) -> None:
+        del self._held[seq_id]
+
+    def forget(self, tenant: str) -> None:
+        return
+
+
+def _choices(draft: Draft, path: Sequence[int], rest: Sequence[int]) -> list[int]:
+    """The token after the text and after each node; any where no text gets to."""
+    tokens = [0] * (1 + len(draft))
+    for depth, node in enumerate((ROOT, *path)):
+        if depth < len(rest):
+            tokens[node + 1] = rest[depth]
+    return tokens
 
 
 class Simulation:
-    """The engine's rounds over recorded outputs, with its own drafting and controller."""
+    """The engine over recorded outputs: its own rounds, in the time that a cost curve says."""
 
     def __init__(
         self,
@@ -150,116 +222,103 @@ class Simulation:
         controller: Controller,
         cost: PassCost,
         *,
-        overhead_ms: float = 0.0,  # of a round, outside of drafters and target
-        ask_us: float = 0.0,  # of an ask of a drafter, beyond what it takes here
+        host_factor: float = 1.0,  # on the time of all that is not the target's
         concurrency: int = 1,
-        prefill_chunk: int = EngineConfig().prefill_chunk,
     ) -> None:
-        self._spec, self._controller, self._cost = spec, controller, cost
-        self._drafting = Drafting(target, drafters, controller)
-        self._overhead_ms, self._concurrency, self._chunk = overhead_ms, concurrency, prefill_chunk
-        self._ask_us = ask_us
-        self.asks_us: list[float] = []  # of one ask, in each round with any
+        self._spec, self._concurrency = spec, concurrency
+        self._clock = clock = ReplayClock(host_factor)
+        self._target = ReplayTarget(target, cost, clock)
+        config = EngineConfig(max_batch=concurrency)
+        self._engine = Engine(
+            self._target,
+            drafters,
+            controller,
+            config=config,
+            clock=lambda: clock() / 1e9,
+            timer=clock,
+            row_cost=lambda context: (cost(16, context) - cost(8, context)) / 8,
+        )
 
     def run(self, outputs: Sequence[RecordedOutput]) -> list[Decoding]:
         """All outputs, in this order, as many at once as the simulation has places."""
-        done: dict[int, Decoding] = {}
-        waiting = iter(enumerate(outputs))
-        live: list[_Live] = []
-        while live := [*live, *self._admitted(waiting, self._concurrency - len(live))]:
-            decoding = [one for one in live if one.rest]
-            if decoding:
-                self._round(decoding)
-            for one in live:
-                if not one.rest:
-                    self._drafting.end(one.seq)
-                    done[one.index] = one.done()
-            live = [one for one in live if one.rest]
-        return [done[i] for i in range(len(outputs))]
+        live, waiting = [_Timed() for _ in outputs], list(enumerate(outputs))[::-1]
+        while waiting or self._engine.busy:
+            while waiting and self._engine.running + self._engine.waiting < self._concurrency:
+                index, recorded = waiting.pop()
+                self._target.add(_name(index), recorded)
+                self._engine.submit(self._seq(index, recorded))
+            rounds = self._engine.step()
+            now = self._clock()
+            for r in rounds:
+                if r.error is not None:
+                    raise r.error
+                live[int(r.request.rpartition(" ")[2])].add(r, now)
+        return [one.done() for one in live]
 
-    def _admitted(self, waiting: Iterator[tuple[int, RecordedOutput]], places: int) -> Iterator[_Live]:
-        """The last pass of a prompt may have a draft as well."""
-        for index, recorded in islice(waiting, places):
-            seq = replace(
-                recorded.seq,
-                id=f"simulation {index}",
-                tokens=recorded.seq.tokens[: recorded.seq.prompt_len],
-                spec=self._spec,
-                cursor=None if recorded.seq.cursor is None else recorded.seq.cursor.clone(),
-                computed=0,
-            )
-            one = _Live(index, seq, recorded.output, recorded.hidden)
-            self._drafting.begin(seq)
-            s = self._end_of_prompt(one)
-            self._drafting.observe([s], self._scores([one], [s]))
-            yield one
-
-    def _end_of_prompt(self, one: _Live) -> Scheduled:
-        """The rows before it were shown to no drafter: they are shown with it."""
-        seq = one.seq
-        rest = (seq.prompt_len - 1) % self._chunk + 1
-        s = Scheduled(seq, seq.tokens[-rest:], scored=True)
-        seq.computed = seq.prompt_len - rest
-        self._drafting.plan([s])
-        self._drafting.draft([s])
-        path = follow(s.draft, one.output)[: len(one.output) - 1]
-        s.fed, seq.computed = list(seq.tokens), 0
-        one.commit(s, path, one.output[: len(path) + 1])
-        return s
-
-    def _round(self, live: Sequence[_Live]) -> None:
-        scheduled = [Scheduled(one.seq, one.seq.tokens[-1:], scored=True) for one in live]
-        context = max(len(one.seq.tokens) for one in live)
-        self._drafting.plan(scheduled)
-        started = perf_counter_ns()
-        by_drafter, read_us = self._drafting.draft(scheduled)
-        draft_us = (perf_counter_ns() - started) // 1000
-        if asks := sum(len(s.asked) for s in scheduled):
-            self.asks_us.append(draft_us / asks)
-            draft_us += round(asks * self._ask_us)
-        rows = sum(s.rows for s in scheduled)
-        plain_ms = self._cost(len(live), context)
-        target_ms = max(plain_ms, self._cost(rows, context))  # curves may cross where they are extrapolated
-        cost = Pass(len(live), rows, draft_us + read_us, round(1000 * target_ms), by_drafter)
-        rounds = []
-        for one, s in zip(live, scheduled, strict=True):
-            path = follow(s.draft, one.rest)[: len(one.rest) - 1]
-            tokens = one.rest[: len(path) + 1]
-            one.commit(s, path, tokens)
-            rounds.append(s.round(cost, Outcome(path, tokens, None if one.rest else "stop")))
-            one.tokens += len(tokens)
-            one.passes += 1
-            one.plain_ms += len(tokens) * (plain_ms + self._overhead_ms) / len(live)
-            one.target_ms += (target_ms + self._overhead_ms) / len(live)
-            one.by_source.update(rounds[-1].sources[: len(path)])
-        started = perf_counter_ns()
-        self._drafting.observe(scheduled, self._scores(live, scheduled))
-        draft_us += (perf_counter_ns() - started) // 1000
-        for one in live:
-            one.draft_ms += draft_us / 1000 / len(live)
-        self._controller.learn(rounds)
-
-    def _scores(self, live: Sequence[_Live], scheduled: Sequence[Scheduled]) -> Scores:
-        """Hidden states of the committed rows, which follow one another in a chain; no logits."""
-        taps = self._drafting.taps(scheduled)
-        if not taps:
-            return NO_SCORES if len(live) == 1 else replace(NO_SCORES, starts=(0,) * len(live))
-        parts, rows, first = [], [], 0
-        for one, s in zip(live, scheduled, strict=True):
-            count = len(s.fed) + len(s.kept_nodes or ())
-            parts.append((one.hidden, one.seq.computed - count, one.seq.computed))
-            rows.append(first)
-            first += count
-        hidden = {tap: cat([states[tap][start:stop] for states, start, stop in parts]) for tap in taps}
-        return Scores(NO_SCORES.logits, tuple(rows), tuple(rows), hidden)
+    def _seq(self, index: int, recorded: RecordedOutput) -> Seq:
+        seq, count = recorded.seq, len(recorded.output)
+        params = replace(seq.params, ignore_eos=True, stop_tokens=(), min_tokens=0, logprobs=None)
+        params = replace(params, max_tokens=max(params.max_tokens, count))
+        return replace(
+            seq,
+            id=_name(index),
+            tokens=seq.tokens[: seq.prompt_len],
+            params=params,
+            spec=self._spec,
+            cursor=_cursor(recorded),
+            stopped_by=_EndOf(count),
+            computed=0,
+        )
 
 
-def _advance(seq: Seq, tokens: Sequence[int]) -> None:
-    """Moves the grammar state; an output that left its grammar goes on without one."""
-    for token in tokens:
-        if seq.cursor is None:
-            return
-        if seq.cursor.unsettled:
-            seq.cursor.settle()
-        if seq.cursor.finished or not seq.cursor.commit(token):
-            seq.cursor = None
+def _name(index: int) -> str:
+    return f"simulation {index}"
+
+
+class _EndOf:
+    """Ends an output where the recorded one ends, for whatever reason it did."""
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+
+    def __call__(self, token: int) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+@dataclass(slots=True)
+class _Timed:
+    """The rounds of one output, and when they ended."""
+
+    rounds: list[Round] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # nanoseconds
+
+    def add(self, r: Round, now: int) -> None:
+        if r.tokens:
+            self.rounds.append(r)
+            self.ended.append(now)
+
+    def done(self) -> Decoding:
+        decoding, sources = self.rounds[1:], Counter[str]()
+        for r in decoding:
+            sources.update(r.sources[: len(r.path)])
+        return Decoding(
+            sum(len(r.tokens) for r in decoding),
+            len(decoding),
+            (self.ended[-1] - self.ended[0]) / 1e6 if decoding else 0.0,
+            sum(r.target_us for r in decoding) / 1000,
+            sources,
+        )
+
+
+def _cursor(recorded: RecordedOutput) -> Cursor | None:
+    """An output that does not follow its grammar is replayed without one."""
+    if recorded.seq.cursor is None:
+        return None
+    walked = recorded.seq.cursor.clone()
+    for token in recorded.output:
+        if walked.unsettled:
+            walked.settle()
+        if walked.finished or not walked.commit(token):
+            return None
+    return recorded.seq.cursor.clone()

@@ -1,12 +1,13 @@
 """Outputs of the target to replay: those it wrote in the traces, or its answers to recorded requests.
 
 Text of another model says little about how well this one's can be drafted, so such requests are answered
-again. Speculation changes no token, so the answers are written with drafts.
+again. Speculation changes no token, so the answers are written with drafts. The turn before a request is read
+first, if it was not answered: a conversation finds its beginning in the prefix cache.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from paceline.advise.replay import RecordedOutput
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams
 from paceline.constraints import OutputSpec
+from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.types import Feed, Round, Seq
 
@@ -57,8 +59,12 @@ def target_outputs(
     limits: OutputLimits,
     progress: Progress = lambda *_: None,
     clock: Callable[[], float] = time.monotonic,
+    before: Mapping[str, TracedRequest] | None = None,
 ) -> tuple[list[TargetOutput], dict[str, int]]:
-    """The outputs, in the order of the requests, and how many have none, by reason."""
+    """The outputs, in the order of the requests, and how many have none, by reason.
+
+    before: the turn before a request, by the request's id.
+    """
     made: list[TargetOutput] = []
     left_out: dict[str, int] = {}
     deadline = clock() + limits.seconds
@@ -68,7 +74,9 @@ def target_outputs(
             left_out["no time was left"] = len(requests) - number
             break
         try:
-            made.append(_output(llm, request, limits))
+            earlier = (before or {}).get(request.id)
+            answered = number and earlier is requests[number - 1]
+            made.append(_output(llm, request, limits, None if answered else earlier))
         except (PacelineError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = str(error).splitlines()[0][:100] or type(error).__name__
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -76,7 +84,9 @@ def target_outputs(
     return made, left_out
 
 
-def _output(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> TargetOutput:
+def _output(
+    llm: "LLM", request: TracedRequest, limits: OutputLimits, before: TracedRequest | None
+) -> TargetOutput:
     seq = prepared(llm, request, limits)
     longest = min(limits.max_prompt, llm.target.max_context - 1)
     if seq.prompt_len > longest:
@@ -85,7 +95,18 @@ def _output(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> TargetO
         recorded = RecordedOutput(seq, request.output_ids)
         prefill_ms = None if request.prefill_s is None else 1000 * request.prefill_s
         return TargetOutput(_tokenized(llm, request, recorded), recorded, prefill_ms)
+    if before is not None:
+        read_prompt(llm.engine, prepared(llm, before, limits))
     return _answered(llm, request, seq)
+
+
+def read_prompt(engine: Engine, seq: Seq) -> None:
+    """Leaves its prompt in the prefix cache, as an answer would."""
+    engine.submit(replace(seq, prefill=True, cursor=None))
+    while engine.busy:
+        for r in engine.step():
+            if r.error is not None:
+                raise r.error
 
 
 def _is_own(llm: "LLM", request: TracedRequest) -> bool:
@@ -102,7 +123,7 @@ def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
         name: value for name, value in body.items() if name in SAMPLING and value is not None
     }
     allowed = body.get("max_completion_tokens") or body.get("max_tokens") or limits.max_tokens
-    most = len(request.output_ids) if own else min(int(allowed), limits.max_tokens)
+    most = max(int(allowed), len(request.output_ids)) if own else min(int(allowed), limits.max_tokens)
     params = SamplingParams(**{**sampling, "max_tokens": most, "min_tokens": 0})
     output = OutputSpec(
         tuple(body.get("tools") or ()),
@@ -141,7 +162,7 @@ def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
                 first = last
             if r.tokens or r.finish:
                 rounds.append(r)
-    recorded = RecordedOutput(before, tuple(seq.output))
+    recorded = RecordedOutput(before, tuple(seq.output), cached=seq.cached)
     tokenized = _tokenized(llm, request, recorded)
     return TargetOutput(tokenized, recorded, 1000 * (first - started), tuple(rounds), 1000 * (last - first))
 
@@ -156,20 +177,14 @@ def _copy(seq: Seq) -> Seq:
     )
 
 
-def overhead_ms(outputs: Sequence[TargetOutput]) -> float:
-    """Time of a round outside of drafters and target: median of the answers that were written now."""
+def host_ms(outputs: Sequence[TargetOutput]) -> float:
+    """Of a round, outside of the target: median of the answers that were written now; 0: there are none."""
     rests = []
     for one in outputs:
-        inside = sum(r.draft_us + r.target_us for r in one.rounds[1:]) / 1000
-        if len(one.rounds) > 1:
-            rests.append(max(0.0, one.decode_ms - inside) / len(one.rounds[1:]))
+        if decoding := one.rounds[1:]:
+            inside = sum(r.target_us for r in decoding) / 1000
+            rests.append(max(0.0, one.decode_ms - inside) / len(decoding))
     return median(rests) if rests else 0.0
-
-
-def asks_us(outputs: Sequence[TargetOutput], drafters: Container[str]) -> list[float]:
-    """Microseconds of one ask, in each round that asked these drafters and no other."""
-    rounds = [r for one in outputs for r in one.rounds[1:] if r.asked and r.batch == 1]
-    return [r.draft_us / len(r.asked) for r in rounds if all(name in drafters for name in r.asked)]
 
 
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -20,7 +21,7 @@ from paceline.types import common_prefix
 Message = Mapping[str, Any]
 Classify = Callable[[Mapping[str, Any]], str]  # the body of a request to the class of its prompt
 
-MAX_TURNS: Final = 4  # of one conversation in a sample
+MAX_TURNS: Final = 2  # of one conversation in a sample; they resemble each other, so more tell little
 NGRAM: Final = 4  # tokens in a row that count as repeated if they came before
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -89,6 +90,12 @@ def sample(requests: Sequence[TracedRequest], limit: int, random: Random) -> lis
         if len(chosen) >= limit:
             break
     return chosen[:limit]
+
+
+def turns_before(requests: Iterable[TracedRequest]) -> dict[str, TracedRequest]:
+    """For each request but the first of a conversation, by its id: the one before it."""
+    pairs = (pair for turns in conversations(requests) for pair in pairwise(turns))
+    return {after.id: before for before, after in pairs}
 
 
 def from_files(paths: Sequence[Path], classify: Classify) -> Traffic:

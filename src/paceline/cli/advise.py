@@ -60,7 +60,7 @@ class CandidateOptions:
 class EffortOptions:
     """How much is answered and replayed."""
 
-    requests: Annotated[int, typer.Option(help="Of each route, at most.")] = 24
+    requests: Annotated[int, typer.Option(help="Of each route, at most.")] = 96
     max_tokens: Annotated[int, typer.Option(help="Of an answer that is written now.")] = 256
     minutes: Annotated[float, typer.Option(help="For writing answers, all routes together.")] = 10.0
     concurrency: Annotated[int, typer.Option(help="Outputs at once to plan for; 0: as recorded.")] = 0
