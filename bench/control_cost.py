@@ -2,11 +2,15 @@
 
 The engine's own drafting and the default list run over recorded text, with the times of passes from a cost
 table. `controller` is the time of its calls alone, recorded in one run and made again on a new controller,
-`cold` the same where other memory is read before each pass, as the weights of a model are;
+`cold` the same of some passes, before each of which other memory is read, as the weights of a model are;
+`calls` are those of Python and C functions within, which no load of the machine changes;
 `outside of drafters` is the time of drafting that is not theirs: the list's, and the controller's part in it.
+
+A row is printed as soon as it is measured; all of them take half a minute.
 """
 
 import argparse
+import cProfile
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,6 +37,7 @@ LOADS: Final = (1, 4, 16, 32)
 PROMPT: Final = 300  # tokens
 DRAFT_US: Final = 20  # of one ask, and as much beside it
 COLD: Final = 48 << 20  # bytes: more than the caches of a core
+COLD_EVERY: Final = 7  # passes, of which one is measured cold
 # Milliseconds of a pass by its rows: SmolLM2 on two cores, and a small model on a GPU.
 MACHINES: Final = {
     "cpu": CostTable({256: {1: 4.3, 2: 4.6, 4: 5.0, 8: 6.9, 16: 12.0}}),
@@ -47,6 +52,7 @@ class Recorded(Controller, DraftPolicy):
 
     def __init__(self, rate: Rate) -> None:
         self._rate, self.passes = rate, list[list[Call]]()
+        self.rounds: list[int] = []  # of each pass
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
         return self
@@ -54,6 +60,7 @@ class Recorded(Controller, DraftPolicy):
     def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
         seqs = [_frozen(seq) for seq in seqs]
         self.passes.append([lambda rate: rate.plan(seqs, rows, waiting)])
+        self.rounds.append(0)
         return self._rate.plan(seqs, rows, waiting)
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
@@ -75,6 +82,7 @@ class Recorded(Controller, DraftPolicy):
         us = {name: DRAFT_US * asks for name, asks in by.items()}
         rounds = [replace(r, draft_us=2 * sum(us.values()), draft_us_by=us) for r in rounds]
         self.passes[-1].append(lambda rate: rate.learn(rounds))
+        self.rounds[-1] = len(rounds)
         self._rate.learn(rounds)
 
     def end(self, seq: Seq) -> None:
@@ -121,30 +129,49 @@ def measure(text: Sequence[int], cost: CostTable, load: int, tokens: int, repeat
     spec, target = SpecConfig(), ToyTarget(vocab_size=1 << 20)
     some, recorded = outputs(text, spec, max(4, load), tokens), Recorded(Rate(cost))
     done = Simulation(spec, target, model_free(), recorded, cost, concurrency=load).run(some)
-    rounds = sum(d.passes for d in done)
+    rounds = sum(recorded.rounds)
     us: dict[str, list[float]] = {"controller": [], "cold": [], "outside": [], "drafters": []}
     for _ in range(repeats):
-        us["controller"].append(_replayed_us(recorded.passes, Rate(cost)))
-        us["cold"].append(_replayed_us(recorded.passes, Rate(cost), COLD))
+        us["controller"].append(_replayed_us(recorded, Rate(cost)))
+        us["cold"].append(_replayed_us(recorded, Rate(cost), cold=True))
         watched = Watched(cost)
         Simulation(spec, target, model_free(), watched, cost, concurrency=load).run(some)
-        us["outside"].append(watched.outside_us)
-        us["drafters"].append(watched.drafters_us)
-    each = {name: min(found) / rounds for name, found in us.items()}
-    return {"sequences": load, **each, "tokens_per_pass": sum(d.tokens for d in done) / rounds}
+        us["outside"].append(watched.outside_us / rounds)
+        us["drafters"].append(watched.drafters_us / rounds)
+    each = {name: min(found) for name, found in us.items()}
+    calls = _calls(recorded, Rate(cost))
+    return {
+        "sequences": load,
+        **each,
+        "calls": calls / rounds,
+        "tokens_per_pass": sum(d.tokens for d in done) / sum(d.passes for d in done),
+    }
 
 
-def _replayed_us(passes: Sequence[Sequence[Call]], rate: Rate, cold: int = 0) -> float:
-    """cold: bytes that are read before each pass, as a model's weights are."""
-    weights, ns = np.ones(cold, np.uint8), 0
-    for calls in passes:
-        if cold:
+def _replayed_us(recorded: Recorded, rate: Rate, cold: bool = False) -> float:
+    """Of one round. cold: memory is read before some passes, and only these count."""
+    weights, ns, rounds = np.ones(COLD if cold else 0, np.uint8), 0, 0
+    for number, (calls, of_pass) in enumerate(zip(recorded.passes, recorded.rounds, strict=True)):
+        counts = not cold or number % COLD_EVERY == 0
+        if cold and counts:
             weights.sum(dtype=np.uint64)
         started = perf_counter_ns()
         for call in calls:
             call(rate)
-        ns += perf_counter_ns() - started
-    return ns / 1000
+        if counts:
+            ns, rounds = ns + perf_counter_ns() - started, rounds + of_pass
+    return ns / 1000 / rounds
+
+
+def _calls(recorded: Recorded, rate: Rate) -> int:
+    """Of functions, in all recorded calls."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for calls in recorded.passes:
+        for call in calls:
+            call(rate)
+    profile.disable()
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 COLUMNS: Final = (
@@ -152,6 +179,7 @@ COLUMNS: Final = (
     Column("sequences", "sequences"),
     Column("controller, us", lambda r: f"{r['controller']:.0f}"),
     Column("cold, us", lambda r: f"{r['cold']:.0f}"),
+    Column("calls", lambda r: f"{r['calls']:.0f}"),
     Column("outside of drafters, us", lambda r: f"{r['outside']:.0f}"),
     Column("drafters, us", lambda r: f"{r['drafters']:.0f}"),
     Column("tokens per pass", lambda r: f"{r['tokens_per_pass']:.2f}"),
@@ -162,12 +190,15 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench control-cost", description=__doc__)
     parser.add_argument("--file", default=next(iter(workload.known())), help="a workload")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="sequences at once")
-    parser.add_argument("--tokens", type=int, default=200, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=150, help="of an answer")
     options = parser.parse_args(list(arguments))
-    text = words(workload.known()[options.file], 200_000)
-    rows = [
-        {"machine": name, **measure(text, cost, int(load), options.tokens)}
-        for name, cost in MACHINES.items()
-        for load in options.loads.split(",")
-    ]
-    Console(width=120, highlight=False).print(Table.of(COLUMNS, rows).terminal(1))
+    text, console, rows = (
+        words(workload.known()[options.file], 200_000),
+        Console(width=130, highlight=False),
+        [],
+    )
+    for name, cost in MACHINES.items():
+        for load in options.loads.split(","):
+            rows.append({"machine": name, **measure(text, cost, int(load), options.tokens)})
+            console.print("  ".join(f"{c.title} {c.cell(rows[-1])}" for c in COLUMNS), soft_wrap=True)
+    console.print(Table.of(COLUMNS, rows).terminal(1))

@@ -145,19 +145,22 @@ class Rate(Controller, DraftPolicy):
         self._untimed.clear()
         if not seqs:
             return []
-        context = max([len(seq.tokens) for seq in seqs])
-        users, cost = len(seqs) + waiting, self.cost
-        rows_us = cost(rows, context)
+        budgets, context, cost = [], 0, self.cost
+        for seq in seqs:
+            budgets.append(self._planned(seq))
+            if len(seq.tokens) > context:
+                context = len(seq.tokens)
+        users, rows_us = len(seqs) + waiting, cost(rows, context)
         users_us = rows_us if users == rows else cost(users, context)
         self._us_price = self.estimates.speedup * users / users_us
         self._row_price = self._us_price * (cost(rows + ROWS_AHEAD, context) - rows_us) / ROWS_AHEAD
-        return [self._planned(seq) for seq in seqs]
+        return budgets
 
     def _planned(self, seq: Seq) -> int:
         spec = seq.spec
         if not spec.max_draft or not spec.drafters:
             return 0
-        text = self._text(seq)
+        text = self._texts.get(seq.id) or self._text(seq)
         text.scored = NO_DRAFT
         if text.idle and spec.adaptive:
             text.idle -= 1
@@ -172,15 +175,15 @@ class Rate(Controller, DraftPolicy):
         return text
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
-        text = self._text(seq)
         if not seq.spec.adaptive:
             return nodes
-        if self._time(drafter) is None:
+        text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
+        if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 return 0
             self._untimed.add(drafter)
         if self._value(text, drafter, reach, gain) > 0:
-            length = self._length(text, drafter, reach, seq.spec.accept == "match")
+            length = self._length(text, drafter, time, reach, seq.spec.accept == "match")
             return length if length < nodes else nodes
         if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
@@ -221,18 +224,18 @@ class Rate(Controller, DraftPolicy):
     def _value(self, text: _Text, drafter: str, reach: float, gain: float) -> float:
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
-        time = self._time(drafter)
-        price, us = self._row_price, self.estimates.own_us
-        if time is not None:
-            price += self._us_price * time.node_us
+        time = self._draft_us.get(drafter)
+        price, us_price, us = self._row_price, self._us_price, self.estimates.own_us
+        if time is not None and time.known:
+            price += us_price * time.node_us
             us += time.draft_us
             if drafter not in text.begun and drafter in self._start_us:
                 us += self._start_us[drafter].us_per_ask
         if drafter in self._read_us:
             reads = self._reads.get(drafter)
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
-        gained = CAUTION * reach * self._gain(text, drafter)(price / (CAUTION * reach))
-        return gained - gain - self._us_price * us - MIN_GAIN
+        likely, of_drafter = CAUTION * reach, text.gains.get(drafter) or self._gain(text, drafter)
+        return likely * of_drafter(price / likely) - gain - us_price * us - MIN_GAIN
 
     def _time(self, drafter: str) -> DraftTime | None:
         """None: not known yet."""
@@ -243,26 +246,20 @@ class Rate(Controller, DraftPolicy):
         time = self._read_us.get(drafter)
         return time.draft_us if time is not None else 0.0
 
-    def _length(self, text: _Text, drafter: str, reach: float, may_cut: bool) -> int:
+    def _length(self, text: _Text, drafter: str, time: DraftTime | None, reach: float, may_cut: bool) -> int:
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
 
         Else one node more than are expected to pay, since more than were asked for are never seen. The first
         drafts are short and long by turns, to tell the time of a node from that of a draft.
         """
-        time = self._draft_us.get(drafter)
         node_price = 0.0
         if time is not None:
-            if time.observed < TIMED_DRAFTS and self._is_timed(drafter):
+            if _is_timed(time):
                 return PROBE_NODES
             node_price = self._us_price * time.node_us
         if may_cut and node_price < NOTICEABLE:
             return MAX_NODES
         return 1 + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
-
-    def _is_timed(self, drafter: str) -> bool:
-        """True for the short ones of its first drafts."""
-        time = self._draft_us.get(drafter)
-        return time is not None and time.observed < TIMED_DRAFTS and time.observed % 2 == 1
 
     def _node_price(self, drafter: str) -> float:
         time = self._time(drafter)
@@ -298,32 +295,38 @@ class Rate(Controller, DraftPolicy):
         return gain
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
-        is_timed = self._is_timed(drafter)
+        time = self._draft_us.get(drafter)
+        is_timed = time is not None and _is_timed(time)
         for ask, draft in zip(asks, drafts, strict=True):
-            text = self._text(ask.seq)
-            if draft:
-                chances = self.chances(ask.seq, draft, len(ask.after))
-                text.scored, text.chances = draft, chances
-                if not (is_timed and len(draft) == PROBE_NODES):  # which was cut short
-                    self._gain(text, drafter).learn(chances)
-            else:
-                self._gain(text, drafter).learn(())
+            text = self._texts.get(ask.seq.id) or self._text(ask.seq)
+            gain = text.gains.get(drafter) or self._gain(text, drafter)
+            if not draft.tokens:
+                gain.learn(())
+                continue
+            text.scored, text.chances = draft, self._chances(text, draft, len(ask.after))
+            if not (is_timed and len(draft.tokens) == PROBE_NODES):  # which was cut short
+                gain.learn(text.chances)
 
     def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
-        text = self._text(seq)
-        if draft and draft is text.scored:
+        text = self._texts.get(seq.id) or self._text(seq)
+        if draft is text.scored and draft.tokens:
             return text.chances
+        return self._chances(text, draft, depth)
+
+    def _chances(self, text: _Text, draft: Draft, depth: int) -> list[float]:
         given: list[float] = []
         for name, first, last in _runs(draft):
             at = depth + (first if draft.parents is None else draft.depth(first) - 1)
             source = text.sources.get(name) or self._source(text, name)
             given += source.acceptance.chances(_scores(draft, first, last), at, source.factor.value)
-        if draft.parents is None:
-            reach = 1.0
-            return [reach := reach * c for c in given]
-        for node, parent in enumerate(draft.parents):
-            if parent != ROOT:
-                given[node] *= given[parent]
+        if draft.parents is not None:
+            for node, parent in enumerate(draft.parents):
+                if parent != ROOT:
+                    given[node] *= given[parent]
+            return given
+        reach = 1.0
+        for node, chance in enumerate(given):
+            given[node] = reach = reach * chance
         return given
 
     def _source(self, text: _Text, drafter: str) -> _Source:
@@ -341,19 +344,20 @@ class Rate(Controller, DraftPolicy):
 
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
         """Adds nodes of all sequences by their chances, while their tokens exceed the price of their time."""
-        lengths, chances = [len(draft) for draft in drafts], dict[int, list[float]]()
+        lengths: list[int] = []
+        chances: dict[int, list[float]] = {}
+        context = 0
         for i, (seq, draft) in enumerate(zip(seqs, drafts, strict=True)):
-            if not draft:
-                continue
-            text = self._text(seq)
-            if seq.spec.adaptive and seq.spec.accept == "match":
-                lengths[i] = 0
+            if len(seq.tokens) > context:
+                context = len(seq.tokens)
+            lengths.append(len(draft.tokens))
+            if draft.tokens and seq.spec.adaptive and seq.spec.accept == "match":
+                lengths[i], text = 0, self._texts.get(seq.id) or self._text(seq)
                 if not text.bank.plain:
-                    chances[i] = self.chances(seq, draft)
+                    chances[i] = text.chances if draft is text.scored else self._chances(text, draft, 0)
         if not chances:
             return lengths
         ordered = _by_chance(chances)
-        context = max([len(seq.tokens) for seq in seqs])
         us = self.cost.curve(rows + sum(lengths), len(ordered) + 1, context)
         tokens, best, taken, price, plain_us = 0.0, MIN_GAIN, 0, self._us_price, us[0]
         for added, (minus_chance, _, _) in enumerate(ordered, 1):
@@ -369,8 +373,13 @@ class Rate(Controller, DraftPolicy):
         if not rounds:
             return
         first, count, cost = rounds[0], len(rounds), self.cost
-        nodes = sum([len(r.draft.tokens) for r in rounds])
-        context, tokens = max([r.start for r in rounds]), sum([len(r.tokens) for r in rounds])
+        nodes = context = tokens = users = 0
+        for r in rounds:
+            nodes += len(r.draft.tokens)
+            if r.start > context:
+                context = r.start
+            if r.tokens:
+                tokens, users = tokens + len(r.tokens), users + 1
         decoding = first.rows == count + nodes  # no prompt is in the pass
         alone_us = 0.0  # of the pass without drafts
         if decoding:
@@ -380,7 +389,6 @@ class Rate(Controller, DraftPolicy):
         ask_us = self._learn_draft_times(rounds, decoding)
         token_price = node_price = 0.0
         if ask_us or nodes:
-            users = sum([bool(r.tokens) for r in rounds])
             if cost.measured:
                 token_price = users / (alone_us if users == count and decoding else cost(users, context))
                 if nodes:
@@ -391,11 +399,12 @@ class Rate(Controller, DraftPolicy):
         share = count**-0.5  # others of the route explore for it too
         for r in rounds:
             text = self._texts.get(r.request)
-            if text is not None and r.tokens:
-                self._learn_text(text, r, ask_us, token_price, node_price, share)
-            elif text is None:
+            if text is None:
                 tokens -= len(r.tokens)
-        self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED / 2)
+            elif r.tokens:
+                self._learn_text(text, r, ask_us, token_price, node_price, share)
+        explored = self._explored + EXPLORED * tokens
+        self._explored = explored if explored < MAX_EXPLORED / 2 else MAX_EXPLORED / 2
 
     def _learn_text(
         self,
@@ -415,7 +424,9 @@ class Rate(Controller, DraftPolicy):
         if bank.plain:
             bank.plain = max(0, bank.plain - count)
         if r.asked:
-            asked_us = sum([ask_us[name] for name in r.asked])
+            asked_us = 0.0
+            for name in r.asked:
+                asked_us += ask_us[name]
             cost = token_price * asked_us + node_price * len(r.draft.tokens)
             bank.add(count - 1, cost)
             if count - 1 > cost:
@@ -438,7 +449,8 @@ class Rate(Controller, DraftPolicy):
         """
         r, by = rounds[0], rounds[0].draft_us_by
         after_prompt, self._after_prompt = self._after_prompt, not decoding
-        asks, all_asks = dict[str, int](), 0
+        asks: dict[str, int] = {}
+        all_asks = 0
         for s in rounds:
             for name in s.asked:
                 asks[name] = asks.get(name, 0) + 1
@@ -449,18 +461,21 @@ class Rate(Controller, DraftPolicy):
                 self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
         if not asks:
             return asks
-        own_us = max(0.0, r.draft_us - sum(by.values())) / all_asks
+        own_us, known = max(0.0, r.draft_us - sum(by.values())) / all_asks, self.estimates
         if not after_prompt:
-            known = self.estimates.own_us
-            self.estimates.own_us += OWN_SHARE * (min(own_us, MAX_OUTLIER * known or own_us) - known)
-        own_us = min(own_us, MAX_OUTLIER * self.estimates.own_us)
-        begun = [name for s in rounds for name in self._begin(s)]
+            before = known.own_us
+            known.own_us += OWN_SHARE * (min(own_us, MAX_OUTLIER * before or own_us) - before)
+        if own_us > MAX_OUTLIER * known.own_us:
+            own_us = MAX_OUTLIER * known.own_us
+        begun = [name for s in rounds if s.asked for name in self._begin(s)]
         ask_us: dict[str, float] = {}
         for name, count in asks.items():
             skipped = after_prompt and self._readers[name] > 0  # its time holds the reading of the prompt
-            us, nodes = by.get(name, 0) / count, sum([s.uncut.sources.count(name) for s in rounds]) / count
-            first = begun.count(name) if begun else 0
-            ask_us[name] = own_us + self._learn_draft_time(name, count, first, nodes, us, r, skipped)
+            nodes, first = 0, begun.count(name)
+            for s in rounds:
+                nodes += s.uncut.sources.count(name)
+            us = by.get(name, 0) / count
+            ask_us[name] = own_us + self._learn_draft_time(name, count, first, nodes / count, us, r, skipped)
         return ask_us
 
     def _begin(self, r: Round) -> list[str]:
@@ -516,32 +531,30 @@ class Rate(Controller, DraftPolicy):
 
         So drafts are scored in the shadow too: nodes that were never verified.
         """
-        if text.shadow:
+        if text.shadow.tokens:
             text.node = self._walk(text, text.shadow, text.node, tokens)
             if text.node == _ENDED:
                 text.shadow = NO_DRAFT
-        if draft:
+        if draft.tokens:
             node = self._walk(text, draft, ROOT, tokens)
-            if node != _ENDED and not text.shadow:
+            if node != _ENDED and not text.shadow.tokens:
                 text.shadow, text.node = draft, node
 
     def _walk(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
         """Learns from each node that a token reaches, from `node` on; the last that came true, or _ENDED."""
         if draft.parents is not None:
             return self._walk_tree(text, draft, node, tokens)
-        first, right = node + 1, 0
-        for expected, token in zip(draft.tokens[first:], tokens, strict=False):
-            if expected != token:
-                break
+        first = right = node + 1  # right: the first node that no token has confirmed
+        count, last = len(draft.tokens), first + len(tokens)
+        stop = last if last < count else count
+        while right < stop and draft.tokens[right] == tokens[right - first]:
             right += 1
-        count = len(draft.tokens)
-        wrong = right < len(tokens) and first + right < count
-        end = first + right + wrong  # of the nodes observed, a wrong one included
-        for source, start, stop in _runs(draft):
-            a, b = max(start, first), min(stop, end)
+        end = right + 1 if right < stop else right  # of the nodes observed, a wrong one included
+        for source, start, after in _runs(draft):
+            a, b = start if start > first else first, after if after < end else end
             if a < b:
-                self._observe(text, source, _scores(draft, a, b), a, min(first + right, b) - a)
-        return end - 1 if right == len(tokens) and end < count else _ENDED
+                self._observe(text, source, _scores(draft, a, b), a, (right if right < b else b) - a)
+        return end - 1 if right == last and end < count else _ENDED
 
     def _walk_tree(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
         for token in tokens:
@@ -584,9 +597,15 @@ class Rate(Controller, DraftPolicy):
 _ENDED: Final = -2  # no node: the walk through a draft is over
 
 
+def _is_timed(time: DraftTime) -> bool:
+    """True for the short ones of a drafter's first drafts."""
+    return time.observed < TIMED_DRAFTS and time.observed % 2 == 1
+
+
 def _runs(draft: Draft) -> list[tuple[str, int, int]]:
     """Nodes in a row by one drafter: source, first, and the one after the last. In a tree each is alone."""
-    sources, count = draft.sources or ("",) * len(draft), len(draft)
+    count = len(draft.tokens)
+    sources = draft.sources or ("",) * count
     if draft.parents is not None:
         return [(source, i, i + 1) for i, source in enumerate(sources)]
     if sources[0] == sources[-1] and sources.count(sources[0]) == count:

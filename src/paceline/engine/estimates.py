@@ -69,8 +69,8 @@ class CostCurve:
         self._fresh = True
         self._has_prior = prior is not None
         self._correction: dict[int, float] = {}
-        self._seen: dict[int, int] = {}  # row count -> passes since its correction began
-        self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
+        # Row count -> passes since its correction began, and the last of them; the oldest one first.
+        self._learned: dict[int, tuple[int, int]] = {}
         self._passes = 0
         self._known: list[int] = []  # the row counts with a correction, ascending
         self._priors: dict[int, dict[int, float]] = {}  # by steps of context, then by rows
@@ -81,32 +81,37 @@ class CostCurve:
         return not self._fresh
 
     def learn(self, rows: int, us: float, context: int = 0) -> None:
-        us, expected = max(us, 1.0), self._expected(rows, context)
-        self._forget(rows)
+        expected, correction = self._expected(rows, context), self._correction
+        if us < 1:
+            us = 1.0
+        seen = self._renew(rows)
         if self._fresh:
             self._speed, self._fresh = us / expected, False
-        if rows not in self._correction:
-            self._correction[rows], self._seen[rows] = self._corrected(rows), 0
+        corrected = correction.get(rows)
+        if corrected is None:
+            corrected = self._corrected(rows)
             insort(self._known, rows)
-        drift = us / (self._speed * self._correction[rows] * expected)
-        drift = min(max(drift, 1 / 3), 3.0)  # outliers count for little
-        seen = self._seen[rows]
-        self._seen[rows] = seen + 1
+        drift = us / (self._speed * corrected * expected)
+        if not 1 / 3 <= drift <= 3:  # outliers count for little
+            drift = 3.0 if drift > 1 else 1 / 3
         if seen or self._has_prior:
             self._speed *= drift**SPEED_SHARE
-            self._correction[rows] *= drift ** max(CORRECTION_SHARE, 1 / (seen + 1 + TRUSTED_PASSES))
+            share = 1 / (seen + 1 + TRUSTED_PASSES)
+            correction[rows] = corrected * drift ** (share if share > CORRECTION_SHARE else CORRECTION_SHARE)
         else:  # one pass says more than the default curve
-            self._correction[rows] *= min(max(drift, 0.5), 2.0)
+            correction[rows] = corrected * min(max(drift, 0.5), 2.0)
 
-    def _forget(self, rows: int) -> None:
-        """Drops the oldest correction if it is stale; that of `rows` is renewed."""
-        self._passes += 1
-        self._learned.pop(rows, None)
-        self._learned[rows] = self._passes
-        oldest = next(iter(self._learned))
-        if self._learned[oldest] < self._passes - MAX_AGE:
-            del self._learned[oldest], self._correction[oldest], self._seen[oldest]
+    def _renew(self, rows: int) -> int:
+        """Drops the oldest correction if it is stale. Returns the passes of `rows` before this one."""
+        learned = self._learned
+        self._passes = passes = self._passes + 1
+        seen = learned.pop(rows, (0, 0))[0]
+        learned[rows] = seen + 1, passes
+        oldest = next(iter(learned))
+        if learned[oldest][1] < passes - MAX_AGE:
+            del learned[oldest], self._correction[oldest]
             self._known.remove(oldest)
+        return seen
 
     def __call__(self, rows: int, context: int = 0) -> float:
         priors = self._priors.get(context // CONTEXT_STEP)
@@ -255,7 +260,9 @@ class TextFactor:
         self._accepted = keep * self._accepted + accepted
         self._expected = keep * self._expected + expected
         value = (TEXT_WEIGHT + self._accepted) / (TEXT_WEIGHT + self._expected)
-        self.value = min(max(value, 0.05), 1.0)
+        if value > 1:
+            value = 1.0
+        self.value = value if value > 0.05 else 0.05
 
 
 class Gain:
@@ -275,21 +282,24 @@ class Gain:
         self._drafts = 0.0  # drafts, their nodes by chance, and the sum of the chances
         self._nodes, self._chances = [0.0] * (len(CHANCES) + 1), [0.0] * (len(CHANCES) + 1)
         if route is None:
-            self._add(FIRST_CHANCES, list(map(_bin, FIRST_CHANCES)), CELL_WEIGHT)
+            self._drafts = CELL_WEIGHT * self._next_weight()
+            self._add(FIRST_CHANCES, self._drafts)
 
     def __call__(self, price: float) -> float:
         """Tokens of a draft, at this price of a row in tokens."""
-        first = bisect_right(CHANCES, price)
-        nodes, chances = self._nodes, self._chances
-        # Nodes of the higher bins all pay; those of the first one as far as their mean does.
-        gain = sum(chances[first:]) - price * sum(nodes[first:])
-        if chances[first] < price * nodes[first]:
-            gain += price * nodes[first] - chances[first]
-        route = self._route
+        first, route = bisect_right(CHANCES, price), self._route
+        gain = self._sum(first, price)
         if route is None:
             return gain / self._drafts
         prior = TEXT_WEIGHT * self._newest
-        return (gain + prior * route(price)) / (self._drafts + prior)
+        return (gain + prior * (route._sum(first, price) / route._drafts)) / (self._drafts + prior)
+
+    def _sum(self, first: int, price: float) -> float:
+        """Nodes of the bins after the first all pay; those of the first one as far as their mean does."""
+        nodes, chances = self._nodes, self._chances
+        gain = sum(chances[first:]) - price * sum(nodes[first:])
+        below = price * nodes[first] - chances[first]
+        return gain + below if below > 0 else gain
 
     def nodes_above(self, price: float) -> float:
         """How many nodes of a draft exceed this price, on average."""
@@ -301,20 +311,33 @@ class Gain:
 
     def learn(self, chances: Sequence[float]) -> None:
         """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft."""
-        bins, route = [bisect_right(CHANCES, chance) for chance in chances], self._route
-        self._add(chances, bins)
-        if route is not None:
-            route._add(chances, bins)
-
-    def _add(self, chances: Sequence[float], bins: Sequence[int], count: float = 1.0) -> None:
-        self._newest /= self._decay
-        if self._newest > 1e6:
-            self._scale(1 / self._newest)
-        weight, nodes, sums = count * self._newest, self._nodes, self._chances
+        route, weight = self._route, self._next_weight()
         self._drafts += weight
-        for i, chance in zip(bins, chances, strict=True):
+        if route is None:
+            self._add(chances, weight)
+            return
+        nodes, sums, of_route = self._nodes, self._chances, route._next_weight()
+        route._drafts += of_route
+        route_nodes, route_sums = route._nodes, route._chances
+        for chance in chances:
+            i = bisect_right(CHANCES, chance)
             nodes[i] += weight
             sums[i] += weight * chance
+            route_nodes[i] += of_route
+            route_sums[i] += of_route * chance
+
+    def _next_weight(self) -> float:
+        """Of one more draft."""
+        self._newest = newest = self._newest / self._decay
+        if newest > 1e6:
+            self._scale(1 / newest)
+        return self._newest
+
+    def _add(self, chances: Sequence[float], weight: float) -> None:
+        for chance in chances:
+            i = bisect_right(CHANCES, chance)
+            self._nodes[i] += weight
+            self._chances[i] += weight * chance
 
     def state(self) -> State:
         """Of a route: its drafts, their nodes by chance, and the sums of the chances."""
@@ -335,10 +358,6 @@ class Gain:
         self._drafts *= factor
         self._nodes = [factor * x for x in self._nodes]
         self._chances = [factor * x for x in self._chances]
-
-
-def _bin(chance: float) -> int:
-    return bisect_right(CHANCES, chance)
 
 
 class DraftTime:
@@ -366,16 +385,18 @@ class DraftTime:
 
         steady: drafts take much the same time, so that a far shorter one shows earlier ones to be outliers.
         """
-        alike = 0 < max(us, self._last) < MAX_OUTLIER * min(us, self._last)
         first = self.observed < MAX_UNLIKE
-        self.known, self._last = self.known or alike or not first, us
+        if not self.known:
+            alike = 0 < max(us, self._last) < MAX_OUTLIER * min(us, self._last)
+            self.known = alike or not first
+        self._last = us
         if self._weight:
-            expected = self(nodes)
+            expected = self.draft_us + self.node_us * nodes
             shorter = us * MAX_OUTLIER < expected and expected > SMALL_TIME * max_us
             if steady and shorter and (nodes or first):
                 self._weight = self._nodes = self._us = self._squares = self._products = 0.0
-            else:
-                us = min(us, MAX_OUTLIER * max(expected, max_us))
+            elif us > MAX_OUTLIER * expected and us > MAX_OUTLIER * max_us:
+                us = MAX_OUTLIER * max(expected, max_us)
         self.observed += 1
         self._weight = DECAY * self._weight + 1
         self._nodes = DECAY * self._nodes + nodes
@@ -386,12 +407,12 @@ class DraftTime:
 
     def _fit(self) -> None:
         weight = self._weight
-        mean_nodes, mean_us = self._nodes / weight, self._us / weight
-        spread = self._squares / weight - mean_nodes**2
+        mean_nodes, mean_us, slope = self._nodes / weight, self._us / weight, 0.0
         covariance = self._products / weight - mean_nodes * mean_us
-        slope = max(covariance / (spread + MIN_LENGTH_SPREAD), 0.0)
-        self.node_us = min(slope, mean_us / mean_nodes) if mean_nodes else 0.0
-        self.draft_us = mean_us - self.node_us * mean_nodes
+        if mean_nodes and covariance > 0:
+            slope = covariance / (self._squares / weight - mean_nodes**2 + MIN_LENGTH_SPREAD)
+            slope = slope if slope < mean_us / mean_nodes else mean_us / mean_nodes
+        self.node_us, self.draft_us = slope, mean_us - slope * mean_nodes
 
     def __call__(self, nodes: float) -> float:
         """0 before any evidence."""
