@@ -229,7 +229,7 @@ def short(rows: Sequence[dict[str, Any]]) -> Table:
         for model, engine in dict.fromkeys((row["model"], row["engine"]) for row in rows)
         for arm, what in ARMS.items()
     ]
-    counts = [Column(f"{n} rows", partial(_cell, str(n))) for n in ROWS]
+    counts = [Column(f"{n} row{'s' * (n > 1)}", partial(_cell, str(n))) for n in ROWS]
     return Table.of(
         [Column("mixture", "model"), Column("engine", "engine"), Column("rows choose", "what"), *counts],
         lines,

@@ -186,6 +186,8 @@ def test_every_option_of_every_command_can_be_in_the_file() -> None:
         values: dict[str, Any] = {}
         lines.extend([f"[{'.'.join(at)}]"] if at else [])
         for parameter in command.params if at else ():
+            if parameter.name == "model_option":  # the same as MODEL, which has the key
+                continue
             key = parameter.opts[0].removeprefix("--")
             several = parameter.nargs == -1 or getattr(parameter, "multiple", False)
             least = max(1, getattr(parameter, "min", None) or 0)
@@ -254,3 +256,57 @@ def test_help_shows_the_values_of_the_file_but_secrets(capsys: pytest.CaptureFix
     assert "61234" in out
     assert run("edge", "--help") == 0
     assert "s3cret" not in out + capsys.readouterr().out
+
+
+CODE = ('[serve]\nmodel = "m"\ndrafters = "suffix, mine:Echo"\n', '[generate]\ndrafters = "mine:Echo"\n')
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_a_file_that_is_only_found_runs_no_code(text: str, folder: Path, tmp_path: Path) -> None:
+    assert "drafters names code to run (mine:Echo)" in problems(text)
+    command: Any = get_command(app)
+    assert read_config(NAME, typer.Context(command)).path == Path(NAME)  # named: trusted
+    own = tmp_path / "user" / "paceline"
+    own.mkdir(parents=True)
+    (folder / NAME).rename(own / NAME)
+    assert read_config(None, typer.Context(command)).path == own / NAME  # the user's own folder
+
+
+@pytest.mark.parametrize("key", ["routes", "models"])
+def test_nor_do_the_files_that_it_names(key: str) -> None:
+    Path("more.yaml").write_text(f"{key}:\n  - model: m\n    drafters: [suffix, 'mine:Echo']\n")
+    assert f"{key} names code to run (mine:Echo)" in problems(f'[serve]\n{key} = "more.yaml"\n')
+    Path("more.yaml").write_text(f"{key}:\n  - model: m\n    drafters: [suffix]\n")
+    assert read(f'[serve]\n{key} = "more.yaml"\n').path is not None
+    assert read(f'[serve]\n{key} = "missing.yaml"\n').path is not None  # serve says that it is not there
+
+
+def test_code_is_refused_before_anything_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    Path(NAME).write_text('[serve]\nmodel = "m"\ndrafters = "mine:Echo"\n')
+    assert run("serve") == 2
+    assert "names code to run" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_a_model_is_named_by_its_place_or_by_its_option(
+    command: str, served: list[ServerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def load(model: str, *_: object) -> None:
+        loaded.append(model)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("paceline.cli.generate._load", load)
+    more = ("--prompt", "x") if command == "generate" else ()
+    for given in (("a",), ("--model", "a")):
+        run(command, *given, *more)
+    Path(NAME).write_text(f'[{command}]\nmodel = "file"\n')
+    for given in ((), ("typed",), ("--model", "typed")):
+        run(command, *given, *more)
+    loaded += [settings.model for settings in served]
+    assert loaded == ["a", "a", "file", "typed", "typed"]
+    assert run(command, "one", "--model", "other", *more) == 2
+    assert len(loaded) == 5

@@ -240,7 +240,7 @@ def test_what_happens_once_is_no_price_of_later_drafts(make: Make, names: tuple[
     assert decoding[0] <= 1.07 * decoding[1]
 
 
-# Of a mixture of 128 experts, 8 used, as `bench experts` measures it: rows choose experts of their own, or the same.
+# Of a mixture of 128 experts, 8 used, by `bench experts`: rows choose experts of their own, or the same.
 OWN_EXPERTS = CostTable({256: {1: 1.61, 2: 2.41, 4: 3.94, 8: 6.30, 16: 9.83}})
 SAME_EXPERTS = CostTable({256: {1: 1.53, 2: 1.75, 4: 2.03, 8: 2.72, 16: 4.43}})
 

@@ -25,6 +25,7 @@ from paceline.errors import UsageError, unknown_name
 NAME: Final = "paceline.toml"
 VARIABLE: Final = "PACELINE_CONFIG"
 NONE: Final = "none"
+READ_BY_OPTION: Final = ("routes", "models")  # options that name files in which drafters may be
 HELP: Final = f"A file of options; {NONE}: read none. Default: ./{NAME}, else that of the user's folder."
 
 config_app = typer.Typer(no_args_is_help=True, help=f"Options in a file, {NAME}.")
@@ -65,9 +66,53 @@ def read_config(given: str | None, context: typer.Context) -> ConfigFile:
         raise UsageError(f"{path} is not TOML: {error}") from None
     problems: list[str] = []
     found = _defaults(context.command, tables, (), context, problems)
+    if not problems and not given and path == places()[0] != places()[1]:
+        problems += _code_in(context.command, tables)
     if problems:
         raise UsageError("\n".join(f"{path}: {problem}" for problem in problems))
     return ConfigFile(path, tables, found)
+
+
+def _code_in(command: Any, tables: Mapping[str, Any]) -> Iterator[str]:
+    """What runs code, and so must not come from a file that merely lies in the folder one is in.
+
+    Editors and shells ask before they trust a folder's file; here, naming it says so.
+    """
+    for value in _values(command, tables, ()):
+        paths: list[str] = []
+        if value.key == "drafters":
+            paths = [name.strip() for name in str(value.value).split(",") if ":" in name]
+        elif value.key in READ_BY_OPTION:
+            paths = _imported_in(Path(str(value.value)))
+        if paths:
+            yield (
+                f"[{value.command}] {value.key} names code to run ({', '.join(paths)}), which a file "
+                f"that was only found in the current folder may not: give --config {NAME} if you trust "
+                f"it, or move it to {places()[1].parent}"
+            )
+
+
+def _imported_in(path: Path) -> list[str]:
+    """Drafters by import path anywhere in a file of routes or models; whoever reads it says what is wrong."""
+    from paceline.web.config_file import ConfigFileError, read
+
+    found: list[str] = []
+
+    def walk(data: Any) -> None:
+        if isinstance(data, Mapping):
+            names = data.get("drafters")
+            found.extend(name for name in names if ":" in str(name)) if isinstance(names, list) else None
+            for value in data.values():
+                walk(value)
+        elif isinstance(data, list):
+            for value in data:
+                walk(value)
+
+    try:
+        walk(read(path, ConfigFileError))
+    except ConfigFileError:
+        return []
+    return found
 
 
 def _defaults(
@@ -102,9 +147,10 @@ def _defaults(
 def _options(command: Any) -> dict[str, Any]:
     """The parameters of a command by the names that a file may use: --max-draft is max-draft, MODEL model."""
     named: dict[str, Any] = {}
-    for parameter in command.params:
+    for parameter in sorted(command.params, key=lambda one: one.param_type_name):  # arguments, then options
         names = [name[2:] for name in parameter.opts if name.startswith("--")]
-        named.update(dict.fromkeys(names or [parameter.name.replace("_", "-")], parameter))
+        for name in names or [parameter.name.replace("_", "-")]:
+            named.setdefault(name, parameter)
     return named
 
 

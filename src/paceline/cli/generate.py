@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import hub
-from paceline.cli import completion
 from paceline.cli.models import require_models
 from paceline.cli.options import (
-    MODEL_HELP,
     AsJson,
     DiskEngineOptions,
     DrafterOptions,
+    ModelChoice,
     OutputOptions,
     Pull,
     SamplingOptions,
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.output import Stream
 
-Model = Annotated[str, typer.Option(help=MODEL_HELP, autocompletion=completion.models)]
 Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that proposed it.")]
 
 
@@ -72,6 +69,8 @@ class ChatSampling(SamplingOptions):
 
 @grouped
 def generate(
+    context: typer.Context,
+    model: ModelChoice,
     request: PromptOptions,
     drafter: DrafterOptions,
     spec: SpecOptions,
@@ -80,12 +79,11 @@ def generate(
     display: DisplayOptions,
     engine: DiskEngineOptions,
     template: TemplateOptions,
-    model: Model = hub.DEFAULT_MODEL,
     pull: Pull = False,
 ) -> None:
-    """Continue a prompt."""
+    """Continue a prompt. Without MODEL: smollm2-135m."""
     params, arguments = sampling.params(), output.arguments()
-    llm = _load(model, drafter, spec, engine, template, pull)
+    llm = _load(model.name(context), drafter, spec, engine, template, pull)
     prompt = request.read(output)
 
     def start(params: SamplingParams, **more: Any) -> "Stream":
@@ -106,21 +104,22 @@ def generate(
 
 @grouped
 def chat(
+    context: typer.Context,
+    model: ModelChoice,
     drafter: DrafterOptions,
     spec: SpecOptions,
     sampling: ChatSampling,
     engine: DiskEngineOptions,
     template: TemplateOptions,
-    model: Model = hub.DEFAULT_MODEL,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     show: Show = False,
     pull: Pull = False,
 ) -> None:
-    """Talk with a model. An empty line or Ctrl-D ends the conversation."""
+    """Talk with a model; without MODEL, smollm2-135m. An empty line or Ctrl-D ends the conversation."""
     from paceline.cli.render import Terminal
 
     params = sampling.params()
-    llm = _load(model, drafter, spec, engine, template, pull)
+    llm = _load(model.name(context), drafter, spec, engine, template, pull)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     terminal = Terminal(show)
     while line := _next_line():

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from paceline import __version__
-from paceline.cli import completion
 from paceline.cli.advise import advise
 from paceline.cli.cache import cache_app
 from paceline.cli.check import routes_app, schema_app
@@ -23,7 +22,7 @@ from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.models import list_models, pull, rm
-from paceline.cli.options import AsJson
+from paceline.cli.options import AsJson, ModelChoice, grouped
 from paceline.cli.serve import serve
 from paceline.cli.show import show
 from paceline.cli.split import split_app
@@ -93,16 +92,11 @@ def options(
 
 
 @app.command()
-def doctor(
-    context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Also load this model and time its passes.", autocompletion=completion.models),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Describe this machine and how paceline uses it."""
-    facts = report() | {"config file": str(context.obj)} | (model_report(model) if model else {})
+@grouped
+def doctor(context: typer.Context, model: ModelChoice, as_json: AsJson = False) -> None:
+    """Describe this machine and how paceline uses it. With a model: also load it and time its passes."""
+    name = model.given(context)
+    facts = report() | {"config file": str(context.obj)} | (model_report(name) if name else {})
     if as_json:
         print(json.dumps(facts))
         return

@@ -18,6 +18,7 @@ import typer
 from paceline.cli import completion
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import ConstraintError, UsageError
+from paceline.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from paceline.constraints import Constraint
@@ -47,6 +48,32 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]  # read by typer
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model by its place or its option. The command line wins over paceline.toml, which has the first."""
+
+    model: Annotated[
+        str | None, typer.Argument(help=MODEL_HELP, show_default=False, autocompletion=completion.models)
+    ] = None
+    model_option: Annotated[
+        str | None,
+        typer.Option("--model", help="The same as MODEL.", autocompletion=completion.models),
+    ] = None
+
+    def name(self, context: typer.Context) -> str:
+        return self.given(context) or DEFAULT_MODEL
+
+    def given(self, context: typer.Context) -> str | None:
+        if self.model is not None and self.model_option is not None and not in_config_file(context, "model"):
+            raise UsageError(f"two models, {self.model} and {self.model_option}: give one, MODEL or --model")
+        return self.model_option or self.model
+
+
+def in_config_file(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def require_writable(*files: Path | None) -> None:

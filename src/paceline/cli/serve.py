@@ -19,6 +19,7 @@ from paceline.cli.options import (
     ServerEngineOptions,
     TemplateOptions,
     grouped,
+    in_config_file,
 )
 from paceline.errors import SettingError, UsageError
 
@@ -170,6 +171,10 @@ def serve(
         list[str] | None,
         typer.Argument(help=f"{MODEL_HELP} Several: loaded on demand.", autocompletion=completion.models),
     ] = None,
+    model_option: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="The same as MODEL.", autocompletion=completion.models),
+    ] = None,
     max_draft: MaxDraft = 8,
     pull: Pull = False,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
@@ -188,8 +193,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one model or several to any OpenAI client."""
+    if model_option:  # the command line's, whatever paceline.toml has
+        if model and not in_config_file(context, "model"):
+            raise UsageError("models by their place and by --model: give all of them one way")
+        model = model_option
     if model and several.models:  # the command line wins over paceline.toml
-        typed = [name for name in ("model", "models") if not _in_config_file(context, name)]
+        typed = [name for name in ("model", "models") if not in_config_file(context, name)]
         if typed == ["models"]:
             model = None
         elif typed == ["model"]:
@@ -261,11 +270,6 @@ def serve(
         max_message=MAX_OPEN_BYTES if split else 0,
     )
     run(settings, partial(_mount_split, model=first.model, onnx=edge_onnx) if split else None)
-
-
-def _in_config_file(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _mount_split(app: "App", model: str, onnx: Path | None) -> None:
