@@ -123,6 +123,8 @@ def test_conditions_tell_routes_apart() -> None:
     assert conditions(flights, shop, classify) == {"tools": ["book", "cancel"]}
     assert conditions([request({}, "/v1/completions")], chats, classify) == {"path": "/v1/completions"}
     assert conditions(chats, chats, classify) == {}
+    assert conditions([*chats * 9, *shop], flights, classify) == {"prompt": "chat"}  # all but one
+    assert conditions([*chats * 8, *shop, *shop], flights, classify) == {}
 
 
 def test_measured_figures_leave_out_the_first_token() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.advise.replay import Decoding, RecordedOutput, Simulation
+from paceline.advise.replay import Decoding, RecordedOutput, ReplayClock, ReplayTarget, Simulation
 from paceline.advise.target_outputs import TargetOutput, host_ms
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
@@ -14,7 +14,7 @@ from paceline.engine import masking
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Round, Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, HiddenRows, Round, Seq
 
 PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5], [7, 1, 2, 3, 9, 9, 9], [2, 3, 4, 1, 2])
 MAX_TOKENS = 40
@@ -126,6 +126,21 @@ def test_what_the_prefix_cache_held_is_not_read_again() -> None:
         one = RecordedOutput(seq, (1, 2, 3), cached=cached)
         Simulation(seq.spec, ToyTarget(), {}, Fixed(), counted).run([one])
         assert read[0] == rows
+
+
+@pytest.mark.parametrize(("prompt_row_ms", "read", "beside"), [(0.5, 4, 4 + 11), (0.0, 18, 19)])
+def test_rows_of_prompts_have_a_time_of_their_own(prompt_row_ms: float, read: int, beside: int) -> None:
+    clock = ReplayClock(host_factor=0.0)
+    target = ReplayTarget(ToyTarget(), cost, clock, prompt_row_ms)
+    for name in ("a", "b"):
+        seq = Seq(name, [1] * 17, 17)
+        target.add(name, RecordedOutput(seq, (1, 2), cached=16 if name == "b" else 0))
+        target.open(seq)
+    target.forward([Feed("a", [1] * 8, scored=False)])
+    assert clock() == read * 1e6
+    target.keep("a", 8)
+    target.forward([Feed("a", [1] * 8, scored=False), Feed("b", [1])])
+    assert clock() == (read + beside) * 1e6
 
 
 def test_an_output_ends_where_it_was_recorded_to_end_and_its_drafts_may_go_on() -> None:

@@ -18,6 +18,7 @@ from paceline.advise.traffic import (
     from_store,
     json_characters,
     sample,
+    turns_before,
     workload,
 )
 from paceline.errors import DataError, StoreError
@@ -127,6 +128,12 @@ def test_a_sample_has_few_turns_of_many_conversations_and_follows_the_seed() -> 
     for turns in by_conversation.values():
         numbers = [int(turn.id.partition("#")[2]) for turn in turns]
         assert numbers == list(range(numbers[0], numbers[0] + MAX_TURNS))
+
+
+def test_the_turn_before_is_that_of_the_same_conversation() -> None:
+    requests = [TracedRequest(f"{c}#{turn}", "r", c, {}) for turn in range(3) for c in ("a", "b")]
+    before = {name: request.id for name, request in turns_before(requests).items()}
+    assert before == {"a#1": "a#0", "a#2": "a#1", "b#1": "b#0", "b#2": "b#1"}
 
 
 def test_characters_of_json_are_those_inside_of_values_that_parse() -> None:

@@ -18,6 +18,7 @@ from paceline.advise.target_outputs import (
     TargetOutput,
     host_ms,
     prefill_ms,
+    prompt_row_ms,
     target_outputs,
     with_hidden,
 )
@@ -48,6 +49,7 @@ MIN_CONVERSATIONS: Final = 5  # fewer make no interval
 MAX_WIDTH: Final = 0.1  # of the interval of a speed-up, as a share of it, where it holds MIN_GAIN
 _TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 MAX_TOOLS: Final = 16  # in the conditions of a route
+COVERED: Final = 0.9  # of the requests of a route that its conditions may be for, at least
 
 
 Decision = Literal["speculate", "leave it off", "too little data"]
@@ -194,7 +196,7 @@ class _RouteAdvisor:
         self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
-        self._host_factor, self._cost = 1.0, engine.cost
+        self._host_factor, self._prompt_row_ms, self._cost = 1.0, 0.0, engine.cost
         self._plain: list[Decoding] = []  # of each output, without drafts
 
     def advise(
@@ -214,6 +216,7 @@ class _RouteAdvisor:
         outputs = self._with_hidden(outputs, report)
         answered = [_rounds(one) for one in outputs if one.rounds]
         self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
+        self._prompt_row_ms = prompt_row_ms(outputs)
         self._host_factor = self._slower_host(outputs)
         self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
@@ -297,6 +300,7 @@ class _RouteAdvisor:
             (engine.fixed if fixed else engine.controller)(),
             self._cost,
             host_factor=self._host_factor,
+            prompt_row_ms=self._prompt_row_ms,
             concurrency=concurrency,
         )
 
@@ -495,13 +499,13 @@ def conditions(
 ) -> dict[str, Any]:
     """Conditions of a routes file that tell these requests from the others; {}: no others, or no difference.
 
-    The class of the prompt, else tools that only these requests offer, else the path.
+    The class of nearly all prompts, else tools that only these requests offer, else the path.
     """
     if not others:
         return {}
-    classes = {classify(request.body) for request in requests}
-    if len(classes) == 1 and classes.isdisjoint({classify(request.body) for request in others}):
-        return {"prompt": classes.pop()}
+    ((prompt, count),) = Counter(classify(request.body) for request in requests).most_common(1)
+    if count >= COVERED * len(requests) and prompt not in {classify(request.body) for request in others}:
+        return {"prompt": prompt}
     foreign = {name for request in others for name in request.tools}
     if own := _cover([set(request.tools) - foreign for request in requests]):
         return {"tools": own}

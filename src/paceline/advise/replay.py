@@ -142,11 +142,11 @@ class ReplayTarget:
 
     bytes_held = 0
 
-    def __init__(self, target: Target, cost: PassCost, clock: ReplayClock) -> None:
+    def __init__(self, target: Target, cost: PassCost, clock: ReplayClock, prompt_row_ms: float) -> None:
         self.vocab_size, self.fingerprint = target.vocab_size, target.fingerprint
         self.max_context, self.capacity = target.max_context, target.capacity
         self.invariant_rows = target.invariant_rows
-        self._cost, self._clock = cost, clock
+        self._cost, self._clock, self._prompt_row_ms = cost, clock, prompt_row_ms
         self._outputs: dict[str, RecordedOutput] = {}
         self._held: dict[str, int] = {}  # rows in the cache
 
@@ -187,10 +187,13 @@ class ReplayTarget:
         return Scores(NO_SCORES.logits, tuple(starts), tuple(rows), states, tokens)
 
     def _pass_ms(self, feeds: Sequence[Feed]) -> float:
-        """At least that of a row of each: curves may cross where they are extrapolated."""
+        """Prompts by their rows, the rest by the curve, which may cross where it is extrapolated."""
         context = max(self._held[feed.seq_id] for feed in feeds)
-        rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
-        return max(self._cost(rows, context), self._cost(len(feeds), context))
+        decoding = [feed for feed in feeds if len(feed.tokens) == 1 or not self._prompt_row_ms]
+        rows = sum(len(feed.tokens) + len(feed.draft) for feed in decoding)
+        read = sum(len(feed.tokens) + len(feed.draft) for feed in feeds) - rows
+        ms = max(self._cost(rows, context), self._cost(len(decoding), context)) if decoding else 0.0
+        return ms + read * self._prompt_row_ms
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         self._held[seq_id] = length + len(path)
@@ -223,11 +226,12 @@ class Simulation:
         cost: PassCost,
         *,
         host_factor: float = 1.0,  # on the time of all that is not the target's
+        prompt_row_ms: float = 0.0,  # of a row of a prompt; 0: as the curve goes on
         concurrency: int = 1,
     ) -> None:
         self._spec, self._concurrency = spec, concurrency
         self._clock = clock = ReplayClock(host_factor)
-        self._target = ReplayTarget(target, cost, clock)
+        self._target = ReplayTarget(target, cost, clock, prompt_row_ms)
         config = EngineConfig(max_batch=concurrency)
         self._engine = Engine(
             self._target,
@@ -236,7 +240,7 @@ class Simulation:
             config=config,
             clock=lambda: clock() / 1e9,
             timer=clock,
-            row_cost=lambda context: (cost(16, context) - cost(8, context)) / 8,
+            row_cost=lambda context: prompt_row_ms or (cost(16, context) - cost(8, context)) / 8,
         )
 
     def run(self, outputs: Sequence[RecordedOutput]) -> list[Decoding]:

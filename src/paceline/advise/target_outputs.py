@@ -187,6 +187,13 @@ def host_ms(outputs: Sequence[TargetOutput]) -> float:
     return median(rests) if rests else 0.0
 
 
+def prompt_row_ms(outputs: Sequence[TargetOutput]) -> float:
+    """Of a row of a prompt, while answers were written now; 0: none were."""
+    read = [one for one in outputs if one.rounds and one.prefill_ms is not None]
+    rows = sum(one.recorded.seq.prompt_len - one.recorded.cached for one in read)
+    return sum(one.prefill_ms or 0.0 for one in read) / rows if rows else 0.0
+
+
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:
     """Mean; 0 where nothing was measured."""
     known = [one.prefill_ms for one in outputs if one.prefill_ms is not None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_writable
@@ -288,7 +288,15 @@ def _print(advice: "Advice") -> None:
     from paceline.advise.report import NOT_REPLAYED, counted
 
     out = Console(highlight=False, soft_wrap=True)
-    table = Table("route", "advice", "tokens per pass", "decoding", "turns", "drafters", "length")
+    table = Table(
+        Column("route", overflow="fold"),
+        "advice",
+        "tokens per pass",
+        "decoding",
+        "turns",
+        "drafters",
+        "length",
+    )
     for one in advice.routes:
         rate = one.best.tokens_per_pass
         table.add_row(
