@@ -372,6 +372,10 @@ class Drafter(Protocol):
         """
         return
 
+    def ready(self, seq: Seq) -> bool:
+        """False where a drafter with taps has not read the last pass: it is not asked then."""
+        return True
+
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Verdicts were committed: seqs[i].tokens already ends with the tokens of verdicts[i]."""
         return

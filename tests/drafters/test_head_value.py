@@ -30,6 +30,10 @@ class Says(Drafter):
         self.clock, self.name, self.scores, self.cost_us = clock, name, scores, cost_us
         self.taps = (1,) if head else ()
         self.asked: list[Ask] = []
+        self.has_read = True
+
+    def ready(self, seq: Seq) -> bool:
+        return self.has_read
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.clock.now += 1000 * self.cost_us
@@ -139,3 +143,16 @@ def test_a_head_that_does_not_pay_is_asked_as_seldom_as_it_is_dear(
     head.asked.clear()
     lists.rounds(64, right=0.5)
     assert asked <= len(head.asked) <= 2 * asked
+
+
+@pytest.mark.parametrize("scores", [(), (0.3,)])
+def test_a_head_that_has_not_read_the_last_pass_is_not_asked(clock: Clock, scores: tuple[float, ...]) -> None:
+    """Neither where no other has a draft nor beside one; and nothing is learned about it."""
+    first, head = Says(clock, "a", scores), Says(clock, "b", (0.9,) * 4, 100, head=True)
+    lists = Lists(first, head)
+    head.has_read = False
+    assert lists.rounds(8).sources == ("a",) * len(scores)
+    assert not head.asked
+    assert "b" not in lists.rate.estimates.draft_us
+    head.has_read = True
+    assert "b" in lists.rounds(1).sources

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import Rate
+from paceline.engine.control import EXPLORED, TRIAL_PASSES, TRIAL_SHARE, Rate
 from paceline.target.cost import CostTable
 from support.simulation import (
     LARGE_CPU,
@@ -203,6 +203,55 @@ def test_a_head_that_does_not_pay_stops_reading_hidden_states() -> None:
     fast = simulate(SMALL_CPU, with_head, SpecConfig((*LIST, "block")), 16, 60)
     assert fast.tokens_per_s >= 0.97 * plain(SMALL_CPU, 16, 60).tokens_per_s
     assert made[-1].asks < 16
+
+
+@pytest.mark.parametrize("agents_at_once", [1, 16])
+def test_a_head_that_does_not_pay_is_tried_on_few_texts_and_reads_no_other(agents_at_once: int) -> None:
+    """Each pass that a head reads is one of a trial, whose price is bounded."""
+    made: list[SimulatedDrafter] = []
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        made[:] = [*chat(timer), replace(head(timer), chance=constant(0.1))]
+        return made
+
+    tokens, rate = 4000 // agents_at_once, Rate(SMALL_CPU)
+    done = simulate(
+        SMALL_CPU, with_head, SpecConfig((*LIST, "block")), agents_at_once, tokens, answer=64, controller=rate
+    )
+    without = simulate(SMALL_CPU, chat, SpecConfig(LIST), agents_at_once, tokens, answer=64)
+    trials = 2 + EXPLORED * done.tokens / (TRIAL_PASSES * TRIAL_SHARE * 400 / 4300)
+    assert 0 < made[-1].asks <= made[-1].read <= trials * (TRIAL_PASSES + 1)
+    assert made[-1].read < 0.05 * len(done.rounds)
+    assert done.tokens_per_s >= 0.985 * without.tokens_per_s
+
+
+def test_a_head_that_begins_to_pay_is_found() -> None:
+    """After many texts on which it is of no use."""
+
+    def chance(seq: str, position: int) -> float:
+        return 0.1 if int(seq.partition("/")[2]) < 20 else 0.9
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        return [*chat(timer), replace(head(timer), chance=chance)]
+
+    done = simulate(SMALL_CPU, with_head, SpecConfig((*LIST, "block")), 1, 8000, answer=64)
+    asked = [int(r.request.partition("/")[2]) for r in done.rounds if "block" in r.asked]
+    assert len([text for text in asked if text < 20]) < 64
+    assert len([text for text in asked if text > 100]) > 200
+
+
+def test_a_head_that_reads_a_text_from_its_middle_on_is_not_asked_before() -> None:
+    """It has no draft before it has read a pass, which says nothing of the drafts that it would make."""
+    made: list[SimulatedDrafter] = []
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        made[:] = [replace(head(timer), us=50, read_us=5)]
+        return made
+
+    done = simulate(SMALL_CPU, with_head, SpecConfig(("block",)), 4, 400, answer=64)
+    asked = [r for r in done.rounds if "block" in r.asked]
+    assert asked
+    assert all(r.uncut for r in asked)
 
 
 def seconds_at_first(timer: Timer) -> list[SimulatedDrafter]:

@@ -17,7 +17,19 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.target.cost import CostTable
-from paceline.types import Ask, CacheStats, Controller, Draft, Drafter, Feed, HiddenRows, Round, Scores, Seq
+from paceline.types import (
+    NO_DRAFT,
+    Ask,
+    CacheStats,
+    Controller,
+    Draft,
+    Drafter,
+    Feed,
+    HiddenRows,
+    Round,
+    Scores,
+    Seq,
+)
 
 VOCAB = 1 << 15
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -151,8 +163,13 @@ class SimulatedDrafter(Drafter):
     claims: Callable[[float], float] | None = lambda chance: min(0.999, chance)  # None: no scores
     taps: tuple[int, ...] = ()
     asks: int = field(default=0, init=False)
+    read: int = field(default=0, init=False)  # passes of sequences whose hidden states came
+    _read_to: dict[str, int] = field(default_factory=dict, init=False)  # position after the last one
     _begun: set[str] = field(default_factory=set, init=False)
     _unread: Counter[str] = field(default_factory=Counter, init=False)
+
+    def ready(self, seq: Seq) -> bool:
+        return self._read_to.get(seq.id) == len(seq.tokens) - 1
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         begun = {ask.seq.id for ask in asks} - self._begun
@@ -164,6 +181,8 @@ class SimulatedDrafter(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         seq = ask.seq
+        if self.taps and not self.ready(seq):
+            return NO_DRAFT
         self.timer.pass_us(self.read_us * self._unread.pop(seq.id, 0))
         first = len(seq.tokens) - seq.prompt_len
         good = all(token == scripted(seq.id, first + i) for i, token in enumerate(ask.after))
@@ -181,6 +200,8 @@ class SimulatedDrafter(Drafter):
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A draft reads what is left."""
         for rows in hidden_rows:
+            self.read += 1
+            self._read_to[rows.seq.id] = rows.seq.computed
             if rows.start < rows.seq.prompt_len - 1:
                 self.timer.pass_us(self.prompt_us)
                 continue

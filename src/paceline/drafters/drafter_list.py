@@ -86,8 +86,8 @@ class DrafterList(Drafter):
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
         self.asked.clear()
-        if not self._heads and all(ask.cursor is None for ask in asks):
-            return self._first_drafts(asks)
+        if all(ask.cursor is None for ask in asks):
+            return self._free_drafts(asks)
         if not self._interleaves:
             asks = [replace(ask, forced_budget=0) if ask.forced_budget else ask for ask in asks]
         drafts = [_DraftInProgress(ask) for ask in asks]
@@ -98,24 +98,47 @@ class DrafterList(Drafter):
             segments += 1
             growing = [draft for draft in growing if len(draft.segments) == segments and not draft.ended]
         for head in self._heads:
-            self._improve(head, [draft for draft in drafts if draft.may_improve(head)])
+            able = [draft for draft in drafts if self._is_ready(head, draft.ask.seq)]
+            self._improve(head, [draft for draft in able if draft.may_improve(head)])
         return [draft.joined() for draft in drafts]
 
-    def _first_drafts(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Without a grammar and heads nothing continues a draft."""
-        drafts, left, budget = [NO_DRAFT] * len(asks), list(enumerate(asks)), self._policy.budget
+    def _free_drafts(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Without a grammar only heads continue or replace a draft."""
+        drafts, by = self._first_drafts(asks)
+        for head in self._heads:
+            others = [i for i, draft in enumerate(drafts) if draft and self._is_ready(head, asks[i].seq)]
+            some = [_DraftInProgress(asks[i], drafts[i], by[i]) for i in others]
+            self._improve(head, [draft for draft in some if draft.may_improve(head)])
+            for i, draft in zip(others, some, strict=True):
+                drafts[i] = draft.joined()
+        return drafts
+
+    def _first_drafts(self, asks: Sequence[Ask]) -> tuple[list[Draft], list[Drafter | None]]:
+        """For each ask the draft of the first drafter that has one, and that drafter."""
+        drafts, by = [NO_DRAFT] * len(asks), list[Drafter | None]([None]) * len(asks)
+        left, budget = list(enumerate(asks)), self._policy.budget
         for drafter in self._unconstrained:
-            name = drafter.name
+            name, able = drafter.name, left
+            if drafter.taps:
+                able = [(i, ask) for i, ask in left if self._is_ready(drafter, ask.seq)]
             chosen = [
-                (i, _within(ask, nodes)) for i, ask in left if (nodes := budget(name, ask.seq, ask.budget))
+                (i, _within(ask, nodes)) for i, ask in able if (nodes := budget(name, ask.seq, ask.budget))
             ]
             if not chosen:
                 continue
             for (i, _), draft in zip(chosen, self._ask(drafter, [ask for _, ask in chosen]), strict=True):
-                drafts[i] = draft
+                drafts[i], by[i] = draft, drafter
             if not (left := [(i, ask) for i, ask in left if not drafts[i]]):
                 break
-        return drafts
+        return drafts, by
+
+    def _is_ready(self, drafter: Drafter, seq: Seq) -> bool:
+        """A head that has not read the last pass has no draft: an ask would cost time and teach nothing."""
+        try:
+            return drafter.ready(seq) if hasattr(drafter, "ready") else True  # drafters need not say so
+        except Exception as problem:
+            self._log_failure(drafter, "this round has none of its drafts", problem)
+            return False
 
     def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
         """Lets a head replace or continue drafts that other drafters made."""
@@ -171,6 +194,8 @@ class DrafterList(Drafter):
         """One more segment for each draft that a drafter can continue; all have `before` segments so far."""
         for drafter in self.drafters:
             candidates = [d for d in drafts if len(d.segments) == before and d.may_ask(drafter)]
+            if drafter.taps:
+                candidates = [d for d in candidates if self._is_ready(drafter, d.ask.seq)]
             asks = [(d, ask) for d in candidates if (ask := self._segment_ask(drafter, d)) is not None]
             answers = self._ask(drafter, [ask for _, ask in asks]) if asks else []
             for (draft, _), answer in zip(asks, answers, strict=True):
@@ -315,11 +340,11 @@ class _DraftInProgress:
 
     __slots__ = ("ask", "ended", "last", "reach", "rejected_sources", "segments")
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, first: Draft = NO_DRAFT, by: Drafter | None = None) -> None:
         self.ask = ask  # for what follows the segments so far
-        self.segments: list[Draft] = []
+        self.segments: list[Draft] = [first] if first else []
         self.reach = 1.0  # P(all segments are accepted)
-        self.last: Drafter | None = None  # of the last segment
+        self.last = by  # the drafter of the last segment
         self.rejected_sources: list[str] = []  # the drafter of each token the grammar rejected
         self.ended = ask.cursor is not None and ask.cursor.finished
 

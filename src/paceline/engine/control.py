@@ -38,7 +38,10 @@ MAX_EXPLORED: Final = 8.0  # tokens of such time that may be saved up
 PROBE_NODES: Final = 2  # asked for then
 TIMED_DRAFTS: Final = 4  # until the time of a drafter is known
 IDLE_PASSES: Final = 4  # before drafters that do not pay are considered again
-READ_PASSES: Final = 64  # of one sequence in which a head reads hidden states though it does not seem to pay
+TRIAL_PASSES: Final = 12  # at the beginning of a text in which a head is tried though it does not seem to pay
+TRIAL_SHARE: Final = 0.25  # of the price of an ask: the least that one of a trial counts for
+READ_PASSES: Final = 4  # before a head that pays is considered again
+UNREAD_PASSES: Final = 16  # the same for one that does not: it reads nothing meanwhile
 FIRST_READING: Final = 0.02  # of a pass: the time of reading one sequence's, before any evidence
 OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
 MAX_NODES: Final = 64  # of a draft
@@ -103,7 +106,9 @@ class _Text:
     """The state of one sequence."""
 
     route: str
-    reads: int = 0  # passes in which heads read its hidden states even if they do not seem to pay
+    # Passes until a head is considered again: above 0 it reads all of them, below 0 none.
+    reads: dict[str, int] = field(default_factory=dict)
+    trials: dict[str, int] = field(default_factory=dict)  # passes left in which a head is asked in any case
     bank: Bank = field(default_factory=Bank)
     sources: dict[str, "_Source"] = field(default_factory=dict)  # of its nodes, by drafter
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
@@ -185,6 +190,8 @@ class Rate(Controller, DraftPolicy):
         if self._value(text, drafter, reach, gain) > 0:
             length = self._length(text, drafter, time, reach, seq.spec.accept == "match")
             return length if length < nodes else nodes
+        if reach == 1 and not gain and text.trials.get(drafter) and not text.bank.plain:
+            return min(nodes, self._length(text, drafter, reach, seq.spec.accept == "match"))
         if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
             text.explored[drafter] = spent + self._ask_price(drafter)
@@ -202,26 +209,40 @@ class Rate(Controller, DraftPolicy):
         return reads
 
     def _may_read(self, text: _Text, drafter: str) -> bool:
-        """Where it does not pay, some sequences are read for a while all the same, to see whether it does."""
-        if self._value(text, drafter, 1.0, 0.0) > 0:
-            return True
-        if text.reads:
-            text.reads -= 1
-            return True
-        if text.bank.tokens:  # only from its beginning on
-            return False
-        if drafter not in self._read_us:  # its price is learned with one sequence
-            if drafter in self._untimed:
-                return False
-            self._untimed.add(drafter)
-        price = READ_PASSES * self._us_price * self._reading_us(drafter)
-        if self._explored < price:
-            return False
-        self._explored -= price
-        text.reads = READ_PASSES
-        return True
+        """Decides for several passes at once, so that a head that does not pay costs next to nothing."""
+        left = text.reads.get(drafter, 0)
+        if not left:
+            left = text.reads[drafter] = self._passes_to_read(text, drafter)
+        if text.bank.tokens:  # all passes of a prompt are one
+            text.reads[drafter] = left - 1 if left > 0 else left + 1
+            if text.trials.get(drafter):
+                text.trials[drafter] -= 1
+        return left > 0
 
-    def _value(self, text: _Text, drafter: str, reach: float, gain: float) -> float:
+    def _passes_to_read(self, text: _Text, drafter: str) -> int:
+        """Above 0: so many; below 0: none of so many.
+
+        A head that does not pay is tried on some texts from their beginning on, for their prompts are read
+        only then. What the trials are expected to lose is EXPLORED of the time.
+        """
+        value = self._value(text, drafter, 1.0, 0.0, reading=True)
+        if value > 0:
+            return READ_PASSES
+        if text.bank.tokens:
+            return -UNREAD_PASSES
+        if self._time(drafter) is None:  # its price is learned with one sequence
+            if drafter in self._untimed:
+                return -UNREAD_PASSES
+            self._untimed.add(drafter)
+        price = TRIAL_PASSES * max(-value, TRIAL_SHARE * self._ask_price(drafter))
+        if self._explored < min(price, MAX_EXPLORED / 2):
+            return -UNREAD_PASSES
+        self._explored -= price
+        text.trials[drafter] = TRIAL_PASSES
+        return TRIAL_PASSES
+
+    def _value(self, text: _Text, drafter: str, reach: float, gain: float, reading: bool = False) -> float:
+        """reading: what the draft takes is still to be read; once a head has read it, that is no matter."""
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
         time = self._draft_us.get(drafter)
@@ -231,7 +252,7 @@ class Rate(Controller, DraftPolicy):
             us += time.draft_us
             if drafter not in text.begun and drafter in self._start_us:
                 us += self._start_us[drafter].us_per_ask
-        if drafter in self._read_us:
+        if reading and drafter in self._read_us:
             reads = self._reads.get(drafter)
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         likely, of_drafter = CAUTION * reach, text.gains.get(drafter) or self._gain(text, drafter)
@@ -589,6 +610,8 @@ class Rate(Controller, DraftPolicy):
             text.gains.pop(drafter, None)
             text.sources.pop(drafter, None)
             text.explored.pop(drafter, None)
+            text.reads.pop(drafter, None)
+            text.trials.pop(drafter, None)
             text.begun.discard(drafter)
             if drafter in text.shadow.sources:
                 text.shadow = NO_DRAFT

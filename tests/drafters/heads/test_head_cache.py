@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paceline.drafters.heads import head_cache
 from paceline.drafters.heads.head_cache import HeadCache
 from paceline.types import Seq
 
@@ -144,6 +145,44 @@ def test_what_is_kept_is_not_the_callers_memory() -> None:
     cache.append("s", 0, rows)
     rows.zero_()
     assert torch.equal(cache.rows("s")[1], torch.ones(4, 2))
+
+
+def test_a_sequence_that_nobody_reads_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is not looked up, no row is copied, and what ended sequences left stays as it is."""
+    cache, tokens = HeadCache((2,)), list(range(20))
+    first = Seq("first", tokens, 20)
+    cache.begin(first)
+    cache.append("first", 0, torch.ones(19, 2))
+    cache.end(first)
+    with monkeypatch.context() as patched:
+        patched.setattr(head_cache, "_copy", None)
+        patched.setattr(head_cache, "common_prefix", None)
+        for number in range(3):
+            unread = Seq(f"unread {number}", [*tokens, number], 21, computed=19)
+            cache.begin(unread)
+            assert cache.last_used(unread.id) == -1
+            cache.end(unread)
+    assert cache.cached("") == 19
+    third = Seq("third", [*tokens, 30], 21, computed=19)
+    cache.begin(third)
+    third.computed = 21  # the target goes on before the rows are looked up
+    assert cache.last("third") == cache.last_used("third") == 18
+
+
+def test_rows_on_a_cpu_are_never_copied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads would spin for milliseconds on the cores that the target computes on."""
+    monkeypatch.setattr(Tensor, "copy_", None)
+    monkeypatch.setattr(Tensor, "clone", None)
+    monkeypatch.setattr(torch, "cat", None)
+    cache, tokens = HeadCache((2, 64), like=torch.empty(0, dtype=torch.bfloat16)), list(range(1000))
+    rows = torch.ones(999, 2, 64, dtype=torch.bfloat16)
+    for number, computed in enumerate((0, 900)):
+        seq = Seq(f"{number}", tokens, 1000, computed=computed)
+        cache.begin(seq)
+        cache.append(seq.id, computed, rows[computed:])
+        assert len(cache.rows(seq.id)[0]) == 999
+        assert bool((cache.rows(seq.id)[1] == 1).all())
+        cache.end(seq)
 
 
 def test_tenants_heard_of_longest_ago_make_room_text_by_text() -> None:

@@ -89,13 +89,17 @@ class BlockDrafter(Drafter):
         self._pending: dict[str, _PendingRows] = {}
 
     def begin(self, seq: Seq) -> None:
-        self._cache_pending(list(self._pending))
         self._cache.begin(seq)
+
+    def ready(self, seq: Seq) -> bool:
+        pending, last = self._pending.get(seq.id), len(seq.tokens) - 2
+        return (self._cache.last_used(seq.id) if pending is None else pending.stop - 1) == last
 
     def end(self, seq: Seq) -> None:
         self._blocks.pop(seq.id, None)
         try:
-            self._cache_pending([seq.id])
+            if seq.id in self._pending:
+                self._cache_pending([seq.id])
         finally:
             self._cache.end(seq)
 

@@ -96,7 +96,7 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = [ask for ask in asks if self._ready(ask.seq)]
+        ready = [ask for ask in asks if self.ready(ask.seq)]
         plain = [ask for ask in ready if _is_greedy_chain(ask)]
         others = [ask for ask in ready if not _is_greedy_chain(ask)]
         drafts = [
@@ -122,7 +122,7 @@ class EagleDrafter(Drafter):
             for ask, path, own in zip(asks, paths, scores, strict=True)
         ]
 
-    def _ready(self, seq: Seq) -> bool:
+    def ready(self, seq: Seq) -> bool:
         known = self._paths.get(seq.id)
         return known is not None and known.length == len(seq.tokens)
 

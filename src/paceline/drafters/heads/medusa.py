@@ -43,7 +43,7 @@ class MedusaDrafter(Drafter):
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = [ask for ask in asks if self._ready(ask.seq)]
+        ready = [ask for ask in asks if self.ready(ask.seq)]
         new = [last for ask in ready if (last := self._last[ask.seq.id]).rows is None]
         if new:
             self._compute(new)
@@ -51,7 +51,7 @@ class MedusaDrafter(Drafter):
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
-    def _ready(self, seq: Seq) -> bool:
+    def ready(self, seq: Seq) -> bool:
         last = self._last.get(seq.id)
         return last is not None and last.position == len(seq.tokens) - 2
 
