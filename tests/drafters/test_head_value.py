@@ -59,7 +59,7 @@ class Lists:
 
     def rounds(self, count: int, right: float = 1.0, accept: Accept = "match", budget: int = 8) -> Draft:
         """The last of so many drafts; of each, the first tokens are accepted, up to that share."""
-        seq = Seq("s", [1], 1, spec=SpecConfig(LIST, accept=accept))
+        seq = Seq("s", [1], 0, spec=SpecConfig(LIST, accept=accept))
         for _ in range(count):
             self.rate.plan([seq], 1)
             (draft,) = self.drafters.draft([Ask(seq, budget)])

@@ -282,7 +282,7 @@ def test_trees_are_cut_by_what_rows_cost() -> None:
     drafter = Recycle(BOLD)
     decode(drafter, a_seq("before", temperature=0.8, max_tokens=300))
     seq = a_seq("s", width=4, prompt=[1], budget=32)
-    seq.spec = SpecConfig(("recycle",), 32, 4)
+    seq.spec, seq.prompt_len = SpecConfig(("recycle",), 32, 4), 0  # its first token waits for no draft
     drafter.begin(seq)
     (draft,) = drafter.draft([Ask(seq, 32)])
     kept = []

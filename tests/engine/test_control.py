@@ -15,7 +15,13 @@ LIST = ("d",)
 
 
 def seq(name: str = "s", drafters: tuple[str, ...] = LIST, tokens: int = 1, **spec: object) -> Seq:
-    return Seq(name, [1] * tokens, 1, spec=SpecConfig(drafters, **spec))  # type: ignore[arg-type]
+    """It has its first token."""
+    return Seq(name, [1] * tokens, 0, spec=SpecConfig(drafters, **spec))  # type: ignore[arg-type]
+
+
+def at_first(name: str = "new", tokens: int = 40, **spec: object) -> Seq:
+    """Its next pass gives the first token."""
+    return replace(seq(name, tokens=tokens, **spec), prompt_len=tokens)  # type: ignore[arg-type]
 
 
 def priced(slope: float) -> Rate:
@@ -59,6 +65,56 @@ def test_fixed_length_on_request() -> None:
     assert rate.budget("d", fixed, 5) == 5
     assert rate.budget("d", fixed, 5, reach=0.01) == 5  # after another drafter in the same draft, too
     assert rate.trim([fixed], [sure(0.01, 0.01)], 1) == [2]
+
+
+@pytest.mark.parametrize("accept", ["match", "residual"])
+@pytest.mark.parametrize(("prompt", "nodes"), [(40, 0), (50, 1), (200, 4), (2000, 8)])
+def test_a_first_token_waits_for_no_more_rows_than_its_share_of_the_pass(
+    prompt: int, nodes: int, accept: str
+) -> None:
+    """A pass of n rows takes as long as n + 9 of its rows: 2 % of it are (n + 9) / 50 rows."""
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    run(rate, seq(), draft, 8, rounds=20)
+    new = at_first(tokens=prompt, accept=accept)
+    rate.plan([new], prompt)
+    assert rate.budget("d", new, 8) == nodes
+    assert rate.trim([new], [draft.first(nodes)], prompt) == [nodes]
+    if accept == "match":  # whatever else was drafted, as by a grammar that forces tokens
+        assert rate.trim([new], [draft], prompt) == [nodes]
+
+
+def test_first_tokens_of_one_pass_share_what_they_wait_for() -> None:
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    run(rate, seq(), draft, 8, rounds=20)
+    new = [at_first(name, 100) for name in ("a", "b")]
+    rate.plan(new, 200)
+    assert rate.trim(new, [draft, draft], 200) == [2, 2]
+
+
+@pytest.mark.parametrize(("draft_us", "asked"), [(0, True), (400, True), (900, False)])
+def test_a_first_token_does_not_wait_for_a_slow_draft(draft_us: int, asked: bool) -> None:
+    """A pass of 40 rows or more takes 40 ms: a draft may take 0.8 ms."""
+    rate, draft = Rate(lambda rows, context: 40.0 if rows >= 40 else 1.0), sure(*[1.0] * 8)
+    run(rate, seq(), draft, 8, rounds=20, draft_us=draft_us, slope=0.0)
+    for s, drafts in ((at_first(), asked), (seq("later"), True)):
+        rate.plan([s], 40)
+        assert bool(rate.budget("d", s, 8)) == drafts
+
+
+def test_a_first_token_does_not_wait_for_a_drafter_of_unknown_time() -> None:
+    rate = priced(0.0)
+    for s, nodes in ((at_first(), 0), (seq(), 8)):
+        rate.plan([s], 40)
+        assert rate.budget("d", s, 8) == nodes
+
+
+def test_nothing_is_drafted_for_a_first_token_and_all_the_more_for_the_second() -> None:
+    rate, draft, new = priced(0.1), sure(0.9, 0.9), at_first(tokens=1)
+    run(rate, seq(), draft, 2, rounds=20)
+    run(rate, new, draft, 2)
+    new.tokens.append(7)
+    assert rate.plan([new], 1) == [8]
+    assert rate.budget("d", new, 8) == 8
 
 
 def test_plain_decoding_is_never_planned_for() -> None:

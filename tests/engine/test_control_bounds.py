@@ -96,6 +96,26 @@ def test_one_stream_is_never_much_slower_than_plain_decoding(adversary: str, mac
         assert us <= 1.02 * done * token_us + 15 * token_us
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("prompt", [8, 120, 1500])
+def test_a_first_token_comes_as_early_as_without_drafts(prompt: int, machine: str) -> None:
+    """Within 2 % of the pass that gives it, the time of drafting included; the next pass has a draft."""
+
+    def known(timer: Timer) -> list[SimulatedDrafter]:
+        sure = SimulatedDrafter("suffix", constant(0.97), timer, us=60)
+        return [replace(sure, begin_us=300)]
+
+    cost = MACHINES[machine]
+    done = simulate(cost, known, SpecConfig(("suffix",)), 1, 600, prompt=prompt, answer=40)
+    firsts = [i for i, r in enumerate(done.rounds) if r.start == prompt]
+    assert len(firsts) > 10
+    for i in firsts[3:-1]:  # by then the time of indexing a prompt is known
+        first, second = done.rounds[i : i + 2]
+        plain_us = 1000 * cost(prompt, prompt)
+        assert first.draft_us + first.target_us <= 1.02 * plain_us
+        assert len(second.draft) >= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("agents", [4, 16])
 @pytest.mark.parametrize("adversary", ADVERSARIES)

@@ -7,11 +7,16 @@ asked if its expected gain exceeds the price of its time, and nodes of all seque
 of their chances while each exceeds the price of its row. So speculation fades out by itself as rows get dear.
 
 A bank of saved time bounds the loss where estimates are wrong (see Bank).
+
+Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
+no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 from paceline.engine.estimates import (
@@ -47,6 +52,7 @@ OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
+FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
@@ -137,6 +143,8 @@ class Rate(Controller, DraftPolicy):
         self._texts: dict[str, _Text] = {}
         self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
+        # Microseconds by which a sequence's draft may delay its first token, and those that each node adds.
+        self._first_us, self._first_rows_us = 0.0, list[float]()
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._reads: dict[str, ReadShare] = {}  # by drafter
@@ -150,15 +158,22 @@ class Rate(Controller, DraftPolicy):
         self._untimed.clear()
         if not seqs:
             return []
-        budgets, context, cost = [], 0, self.cost
+        budgets, context, first, cost = [], 0, 0, self.cost
         for seq in seqs:
             budgets.append(self._planned(seq))
-            if len(seq.tokens) > context:
-                context = len(seq.tokens)
+            length = len(seq.tokens)
+            if length > context:
+                context = length
+            if length == seq.prompt_len:
+                first += 1
         users, rows_us = len(seqs) + waiting, cost(rows, context)
         users_us = rows_us if users == rows else cost(users, context)
         self._us_price = self.estimates.speedup * users / users_us
         self._row_price = self._us_price * (cost(rows + ROWS_AHEAD, context) - rows_us) / ROWS_AHEAD
+        if first:
+            self._first_us = FIRST_DELAY * rows_us / first
+            us = cost.curve(rows, MAX_NODES + 1, context)
+            self._first_rows_us = list(accumulate([after - rows_us for after in us[1:]], max))
         return budgets
 
     def _planned(self, seq: Seq) -> int:
@@ -183,6 +198,10 @@ class Rate(Controller, DraftPolicy):
         if not seq.spec.adaptive:
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
+        if len(seq.tokens) == seq.prompt_len:
+            nodes = min(nodes, self._first_nodes(text, drafter, time))
+            if not nodes:
+                return 0
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 return 0
@@ -199,6 +218,15 @@ class Rate(Controller, DraftPolicy):
             may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
             return nodes if may_cut else min(nodes, PROBE_NODES)
         return 0
+
+    def _first_nodes(self, text: _Text, drafter: str, time: DraftTime | None) -> int:
+        """Of a draft that delays a first token by no more than it may, the time of drafting included."""
+        if time is None or not time.known:
+            return 0
+        left, start = self._first_us - self.estimates.own_us - time.draft_us, self._start_us.get(drafter)
+        if start is not None and drafter not in text.begun:
+            left -= start.us
+        return bisect_right(self._first_rows_us, left) if left > 0 else 0
 
     def value(self, drafter: str, seq: Seq, reach: float = 1.0, gain: float = 0.0) -> float:
         return self._value(self._text(seq), drafter, reach, gain)
@@ -375,7 +403,10 @@ class Rate(Controller, DraftPolicy):
             if draft.tokens and seq.spec.adaptive and seq.spec.accept == "match":
                 lengths[i], text = 0, self._texts.get(seq.id) or self._text(seq)
                 if not text.bank.plain:
-                    chances[i] = text.chances if draft is text.scored else self._chances(text, draft, 0)
+                    likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
+                    if len(seq.tokens) == seq.prompt_len:
+                        likely = likely[: bisect_right(self._first_rows_us, self._first_us)]
+                    chances[i] = likely
         if not chances:
             return lengths
         ordered = _by_chance(chances)
@@ -438,7 +469,8 @@ class Rate(Controller, DraftPolicy):
     ) -> None:
         """token_price, node_price: tokens that a microsecond, and a row of this pass, could have brought."""
         bank, count = text.bank, len(r.tokens)
-        if not bank.tokens:
+        is_first = not bank.tokens
+        if is_first:
             text.to_explore += FIRST_EXPLORED * share
         text.to_explore += EXPLORED * share * count
         bank.tokens += count
@@ -452,7 +484,7 @@ class Rate(Controller, DraftPolicy):
             bank.add(count - 1, cost)
             if count - 1 > cost:
                 text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
-        elif r.budget:
+        elif r.budget and not is_first:
             text.idle = IDLE_PASSES
         if text.shadow.tokens or r.uncut.tokens:
             self._compare(text, r.uncut, r.tokens)
