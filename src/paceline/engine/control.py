@@ -210,7 +210,7 @@ class Rate(Controller, DraftPolicy):
             length = self._length(text, drafter, time, reach, seq.spec.accept == "match")
             return length if length < nodes else nodes
         if reach == 1 and not gain and text.trials.get(drafter) and not text.bank.plain:
-            return min(nodes, self._length(text, drafter, reach, seq.spec.accept == "match"))
+            return min(nodes, self._length(text, drafter, time, reach, seq.spec.accept == "match"))
         if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
             text.explored[drafter] = spent + self._ask_price(drafter)

@@ -10,5 +10,5 @@ threads.py       the thread pool that a target and its draft head share
 embeddings.py    rows of the embedding and output matrices, for draft heads
 block_head.py    a block head in C++
 int8_weights.py  its weights, packed in 8 bits
-csrc/            decoder.cpp, attention.h, linear.h, simd.h, threads.h; then pack.cpp and page_file.cpp
+csrc/            decoder.cpp, attention.h, linear.h, linear_pair.h, simd.h, threads.h; pack.cpp, page_file.cpp
 """

@@ -22,6 +22,7 @@ constexpr float kMaxValue = 8191.0f;    // code of a value, and
 constexpr float kMaxWeights = 261000.0f;  // the sum of a chunk's weights: their product, with rounding, < 2 ** 31
 static_assert((kMaxNorm + 8.0) * (kMaxNorm + 8.0) < 2147483648.0, "rounding 256 codes adds up to 8 to a norm");
 static_assert((kMaxWeights + kChunk / 2) * (double)kMaxValue < 2147483648.0, "and up to a half to each weight");
+constexpr float kLargestInverse = 0x1p126f;  // of a unit: of the smallest that is not 0
 constexpr float kLargest = 1e15f, kSmallest = 1e-15f;  // magnitudes beyond are clamped; a vector below is zero
 
 // What is no number becomes one: its row is lost, but codes stay within their limits.
@@ -79,94 +80,6 @@ void score_keys(const HeadCache& cache, const int16_t* const* keys, const int16_
     }
 }
 
-// The softmax weights of one query in one chunk, as codes in units of `unit`.
-struct Softened {
-    Partial partial;
-    float unit;
-};
-
-// Scores to codes of weights; keys before `hidden` and from `visible` on get none. scale: of the query, for powers of
-// two; cap: of the scores, for the same, or 0. first: the chunk's first sub-block; padded: a multiple of 16.
-PL_INLINE Softened soften(const HeadCache& cache, int first, float scale, float cap, int hidden, int visible, int padded,
-                          float* scores, int16_t* weights) {
-    Floats tops = all(kHidden);
-    int t = 0;
-    if (cap > 0) {
-        for (; t < padded; t += kLanes) store(scores + t, softcap(load(scores + t) * all(scale), cap));
-        scale = 1.0f;
-    }
-    for (t = 0; t < hidden; t += kLanes) store(scores + t, first_lanes(hidden - t, all(kHidden), load(scores + t)));
-    t = 0;
-    for (; t + kLanes <= visible; t += kLanes) tops = max(tops, load(scores + t));
-    for (; t < padded; t += kLanes) {
-        const Floats s = first_lanes(visible - t, load(scores + t), all(kHidden));
-        store(scores + t, s);
-        tops = max(tops, s);
-    }
-    const float top = highest(tops) * scale;
-    const Floats by = all(scale), below = all(-top);
-    Floats total = zeros(), whole = zeros(), peak = zeros();
-    for (t = 0; t < padded; t += kLanes) {
-        Floats p = exponential2(fma(load(scores + t), by, below));
-        if (t + kLanes > visible) p = first_lanes(visible - t, p, zeros());
-        if (t < hidden) p = first_lanes(hidden - t, zeros(), p);
-        total = total + p;
-        p = p * load(cache.scales_of(cache.values_of(first + t / kSubBlock)));
-        whole = whole + p;
-        peak = max(peak, p);
-        store(scores + t, p);
-    }
-    const float unit = std::max(highest(peak) / kMaxCode, sum(whole) / kMaxWeights);
-    const Floats inverse = all(unit > 0 ? 1.0f / unit : 0.0f);
-    for (t = 0; t < padded; t += kLanes) store_shorts(weights + t, to_ints(load(scores + t) * inverse));
-    return {{top, sum(total)}, unit};
-}
-
-// Values of `subs` sub-blocks, weighted: 16 * W dimensions from `first` on, for B queries. weights: [B][kChunk];
-// shares: null where nothing came before. later: what is fetched while a sub-block is read, the same share of it.
-template <int B, int W>
-void weigh_values(const HeadCache& cache, const int16_t* const* later, int sub, int subs, const int16_t* weights,
-                  int first, const Softened* softened, const Shares* shares, float* const* sums) {
-    Ints a[B][W];
-    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
-        _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = no_ints();
-    for (int s = 0; s < subs; ++s, weights += kSubBlock) {
-        const int16_t *values = cache.values_of(sub + s) + 2 * first, *next = later[s] + first * kSubBlock;
-        for (int t = 0; t < kSubBlock; t += 2, values += 2 * cache.head_dim, next += 2 * W * kSubBlock) {
-            _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) prefetch_early(next + 2 * w * kSubBlock);
-            Pairs value[W];
-            _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) value[w] = load_pairs(values + 2 * w * kLanes);
-            _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
-                const OnePair weight = all_pairs(weights + b * kChunk + t);
-                _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = dot(a[b][w], value[w], weight);
-            }
-        }
-    }
-    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
-        _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) {
-            float* out = sums[b] + first + w * kLanes;
-            const Floats more = to_floats(a[b][w]) * all(softened[b].unit);
-            if (shares) join_values(out, more, shares[b]);
-            else store(out, more);
-        }
-}
-
-using ScoreKeys = void (*)(const HeadCache&, const int16_t* const*, const int16_t* const*, const int16_t*, float*);
-using WeighValues = void (*)(const HeadCache&, const int16_t* const*, int, int, const int16_t*, int, const Softened*,
-                             const Shares*, float* const*);
-
-// The kernels by their number of queries, less one.
-template <int wide, size_t... n>
-ScoreKeys score_with(int queries, std::index_sequence<n...>) {
-    static constexpr ScoreKeys of[] = {score_keys<(int)n + 1, wide>...};
-    return of[queries - 1];
-}
-template <int wide, size_t... n>
-WeighValues weigh_with(int queries, std::index_sequence<n...>) {
-    static constexpr WeighValues of[] = {weigh_values<(int)n + 1, wide>...};
-    return of[queries - 1];
-}
-
 // Queries of one KV head, and the memory to work in.
 struct QueryTile {
     const int count;                   // up to kTileQueries
@@ -188,6 +101,189 @@ struct QueryTile {
           codes(weights + kTileQueries * kChunk) {}
 };
 
+#define PL_QUERIES _Pragma("GCC unroll 16") for (int q = 0; q < Q; ++q)
+
+// What a tile's queries gather from one chunk. Each is a row of floats, so that sixteen queries are finished at once.
+struct Softened {
+    alignas(64) float top[kTileQueries];     // highest score
+    alignas(64) float total[kTileQueries];   // sum of the softmax weights
+    alignas(64) float peak[kTileQueries];    // the largest product of a weight and the scale of its value
+    alignas(64) float whole[kTileQueries];   // their sum
+    alignas(64) float unit[kTileQueries];    // of the codes of these products
+    alignas(64) float inverse[kTileQueries]; // of the unit
+    alignas(64) float before[kTileQueries], later[kTileQueries];  // what earlier chunks and this one count for, joined
+};
+
+// Lanes of a chunk's keys from t on that a query sees keep x, the others get `instead`.
+PL_INLINE Floats where_seen(int t, int hidden, int visible, Floats x, Floats instead) {
+    return first_lanes(hidden - t, instead, first_lanes(visible - t, x, instead));
+}
+
+// Scores of Q queries to softmax weights, times the scales of their values. One query would wait for its exponentials and
+// reductions; side by side they hide behind one another. masked: some query does not see all of the chunk's `padded`
+// keys, a multiple of 16. first: the chunk's first sub-block.
+template <int Q, bool masked>
+void soften(const HeadCache& cache, int first, const QueryTile& tile, int query, int padded, Softened& out) {
+    float* const scores = tile.scores + query * kChunk;
+    const int *hidden = tile.hidden + query, *visible = tile.visible + query;
+    Floats tops[Q], by[Q], below[Q], total[Q], whole[Q], peak[Q];
+    PL_QUERIES {
+        tops[q] = all(kHidden);
+        by[q] = all(tile.cap > 0 ? 1.0f : tile.scale[query + q]);
+        total[q] = whole[q] = peak[q] = zeros();
+    }
+    for (int t = 0; t < padded; t += kLanes)
+        PL_QUERIES {
+            Floats s = load(scores + q * kChunk + t);
+            if (masked) s = where_seen(t, hidden[q], visible[q], s, all(kHidden));
+            tops[q] = max(tops[q], s);
+        }
+    PL_QUERIES {
+        out.top[query + q] = highest(tops[q]) * (tile.cap > 0 ? 1.0f : tile.scale[query + q]);
+        below[q] = all(-out.top[query + q]);
+    }
+    for (int t = 0; t < padded; t += kLanes) {
+        const Floats scale = load(cache.scales_of(cache.values_of(first + t / kSubBlock)));
+        PL_QUERIES {
+            Floats p = exponential2(fma(load(scores + q * kChunk + t), by[q], below[q]));
+            if (masked) p = where_seen(t, hidden[q], visible[q], p, zeros());
+            total[q] = total[q] + p;
+            p = p * scale;
+            whole[q] = whole[q] + p;
+            peak[q] = max(peak[q], p);
+            store(scores + q * kChunk + t, p);
+        }
+    }
+    PL_QUERIES {
+        out.total[query + q] = sum(total[q]);
+        out.whole[query + q] = sum(whole[q]);
+        out.peak[query + q] = highest(peak[q]);
+    }
+}
+
+// Scores of one query, capped; its scale is in them afterwards.
+PL_INLINE void cap_scores(const QueryTile& tile, int query, int padded) {
+    float* const scores = tile.scores + query * kChunk;
+    for (int t = 0; t < padded; t += kLanes)
+        store(scores + t, softcap(load(scores + t) * all(tile.scale[query]), tile.cap));
+}
+
+// The units of sixteen queries, as fine as both limits of their codes allow.
+PL_INLINE void set_units(Softened& softened, int query) {
+    const Floats unit = max(load(softened.peak + query) / all(kMaxCode), load(softened.whole + query) / all(kMaxWeights));
+    store(softened.unit + query, unit);
+    store(softened.inverse + query, min(all(1.0f) / unit, all(kLargestInverse)));
+}
+
+template <int Q>
+void store_weights(const QueryTile& tile, const Softened& softened, int query, int padded) {
+    const float* scores = tile.scores + query * kChunk;
+    int16_t* weights = tile.weights + query * kChunk;
+    for (int t = 0; t < padded; t += kLanes)
+        PL_QUERIES {
+            const Floats codes = load(scores + q * kChunk + t) * all(softened.inverse[query + q]);
+            store_shorts(weights + q * kChunk + t, to_ints(codes));
+        }
+}
+
+// Scores of all queries to codes of weights, sixteen at a time: so many stay in the first level of cache.
+inline void soften_all(const HeadCache& cache, int first, const QueryTile& tile, int padded, Softened& softened) {
+    for (int begin = 0, side; begin < tile.count; begin += kLanes) {
+        const int end = std::min(begin + kLanes, tile.count);
+        for (int i = begin; i < end; i += side) {
+            side = i + kWide <= end ? kWide : 1;
+            bool masked = false;
+            for (int q = i; q < i + side; ++q) {
+                masked |= tile.hidden[q] > 0 || tile.visible[q] < padded;
+                if (tile.cap > 0) cap_scores(tile, q, padded);
+            }
+            const auto softens = side == 1 ? masked ? soften<1, true> : soften<1, false>
+                                           : masked ? soften<kWide, true> : soften<kWide, false>;
+            softens(cache, first, tile, i, padded, softened);
+        }
+        set_units(softened, begin);
+        for (int i = begin; i < end; i += side) {
+            side = i + kWide <= end ? kWide : 1;
+            (side == 1 ? store_weights<1> : store_weights<kWide>)(tile, softened, i, padded);
+        }
+    }
+}
+
+// Joins a chunk's totals to those of earlier ones, as `join_totals` does, sixteen queries at a time.
+inline void join_tile(QueryTile& tile, Softened& softened) {
+    alignas(64) float top[kLanes], total[kLanes];  // of earlier chunks, then of all
+    for (int begin = 0; begin < tile.count; begin += kLanes) {
+        const int count = std::min(kLanes, tile.count - begin);
+        for (int i = 0; i < kLanes; ++i) {
+            const Partial& before = *tile.partial[begin + std::min(i, count - 1)];
+            top[i] = before.top;
+            total[i] = before.total;
+        }
+        const Floats earlier = load(top), later = load(softened.top + begin), joined = max(earlier, later);
+        const Floats share = exponential2(earlier - joined), more = exponential2(later - joined);
+        store(softened.before + begin, share);
+        store(softened.later + begin, more);
+        store(top, joined);
+        store(total, fma(load(softened.total + begin), more, load(total) * share));
+        for (int i = 0; i < count; ++i) {
+            const int query = begin + i;
+            if (tile.visible[query] > tile.hidden[query]) {
+                *tile.partial[query] = {top[i], total[i]};
+            } else {
+                softened.before[query] = 1.0f;
+                softened.later[query] = 0.0f;
+            }
+        }
+    }
+}
+
+#undef PL_QUERIES
+
+// Values of `subs` sub-blocks, weighted: 16 * W dimensions from `first` on, for B queries. weights: [B][kChunk];
+// query: the first of them. joins: something came before. later: what is fetched while a sub-block is read, the same share of it.
+template <int B, int W>
+void weigh_values(const HeadCache& cache, const int16_t* const* later, int sub, int subs, const int16_t* weights,
+                  int first, const Softened& softened, int query, bool joins, float* const* sums) {
+    Ints a[B][W];
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
+        _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = no_ints();
+    for (int s = 0; s < subs; ++s, weights += kSubBlock) {
+        const int16_t *values = cache.values_of(sub + s) + 2 * first, *next = later[s] + first * kSubBlock;
+        for (int t = 0; t < kSubBlock; t += 2, values += 2 * cache.head_dim, next += 2 * W * kSubBlock) {
+            _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) prefetch_early(next + 2 * w * kSubBlock);
+            Pairs value[W];
+            _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) value[w] = load_pairs(values + 2 * w * kLanes);
+            _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
+                const OnePair weight = all_pairs(weights + b * kChunk + t);
+                _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = dot(a[b][w], value[w], weight);
+            }
+        }
+    }
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
+        _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) {
+            float* out = sums[b] + first + w * kLanes;
+            const Floats more = to_floats(a[b][w]) * all(softened.unit[query + b]);
+            if (joins) join_values(out, more, {softened.before[query + b], softened.later[query + b]});
+            else store(out, more);
+        }
+}
+
+using ScoreKeys = void (*)(const HeadCache&, const int16_t* const*, const int16_t* const*, const int16_t*, float*);
+using WeighValues = void (*)(const HeadCache&, const int16_t* const*, int, int, const int16_t*, int, const Softened&, int,
+                             bool, float* const*);
+
+// The kernels by their number of queries, less one.
+template <int wide, size_t... n>
+ScoreKeys score_with(int queries, std::index_sequence<n...>) {
+    static constexpr ScoreKeys of[] = {score_keys<(int)n + 1, wide>...};
+    return of[queries - 1];
+}
+template <int wide, size_t... n>
+WeighValues weigh_with(int queries, std::index_sequence<n...>) {
+    static constexpr WeighValues of[] = {weigh_values<(int)n + 1, wide>...};
+    return of[queries - 1];
+}
+
 // All queries of a tile over one chunk. joins: earlier chunks are in `partial` and `sums` already. prefetcher: null
 // where the chunk was read before.
 inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chunk, QueryTile& tile, bool joins) {
@@ -207,15 +303,11 @@ inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chu
             score(cache, now, z ? now : later, tile.codes + z * size, tile.scores + z * kChunk + s * kSubBlock);
         }
     }
-    Softened softened[kTileQueries];
-    Shares shares[kTileQueries];
-    for (int i = 0; i < tile.count; ++i) {
-        softened[i] = soften(cache, first, tile.scale[i], tile.cap, std::min(tile.hidden[i], subs * kSubBlock),
-                             tile.visible[i], subs * kSubBlock, tile.scores + i * kChunk, tile.weights + i * kChunk);
-        if (!joins) *tile.partial[i] = softened[i].partial;
-        else if (tile.visible[i] > tile.hidden[i]) shares[i] = join_totals<exponential2>(*tile.partial[i], softened[i].partial);
-        else shares[i] = {1.0f, 0.0f};
-    }
+    Softened softened;
+    soften_all(cache, first, tile, subs * kSubBlock, softened);
+    if (joins) join_tile(tile, softened);
+    else
+        for (int i = 0; i < tile.count; ++i) *tile.partial[i] = {softened.top[i], softened.total[i]};
     for (int s = 0; s < subs; ++s) {
         later[s] = cache.values_of(first + s);
         if (prefetcher) later[s] = prefetcher->while_reading(later[s]);
@@ -225,8 +317,7 @@ inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chu
         for (int z = 0; z < tile.count; z += kQueryBlock) {
             const int queries = std::min(kQueryBlock, tile.count - z);
             const WeighValues weigh = wide == kWide ? weigh_with<kWide>(queries, each) : weigh_with<1>(queries, each);
-            weigh(cache, later, first, subs, tile.weights + z * kChunk, d, softened + z, joins ? shares + z : nullptr,
-                  tile.sums + z);
+            weigh(cache, later, first, subs, tile.weights + z * kChunk, d, softened, z, joins, tile.sums + z);
         }
     }
 }

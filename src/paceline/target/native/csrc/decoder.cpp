@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "linear.h"
+#include "linear_pair.h"
 #include "vector_ops.h"
 #include "unpack.h"
 
@@ -52,7 +52,7 @@ void Decoder::prepare() {
     scored_.shape(pass_->scored, width_ / kGroup);
     if (model_.layer[0].post_attn_norm) added_.need((size_t)rows * width_);
     prepare_experts();
-    const size_t widest = std::max(model_.head_dim, 2 * kUnit);
+    const size_t widest = std::max(model_.head_dim + kUnit, 2 * kUnit);
     const size_t routed = (model_.experts + kLanes - 1) / kLanes * kLanes;
     for (Buffer<float>& scratch : scratch_)
         scratch.need(std::max({rows * widest, QueryTile::floats(model_.head_dim), routed}));
@@ -195,8 +195,8 @@ void Decoder::normalise(const float* weight, const int32_t* rows, int count, Act
 // A piece is one head of the queries, keys or values: its product, its norm and rotation, its way to the cache.
 void Decoder::project_heads(int layer, int me) {
     const Layer& part = model_.layer[layer];
-    const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
-    float* heads = scratch_[me].get();
+    const int kv = model_.kv_heads, size = model_.head_dim, pairs = size / kUnit;
+    float *heads = scratch_[me].get(), *product = heads + (size_t)pass_->rows * size;  // [rows][size], [rows][32]
     int begin, end;
     while (pool_.take(model_.heads + 2 * kv, begin, end)) {
         for (int piece = begin; piece < end; ++piece) {
@@ -204,11 +204,14 @@ void Decoder::project_heads(int layer, int me) {
             const Linear& weight = key ? part.k : value ? part.v : part.q;
             const float* bias = key ? part.k_bias : value ? part.v_bias : part.q_bias;
             const int head = key ? piece : value ? piece - kv : piece - 2 * kv;
-            for (int t = 0; t < tiles; ++t) linear_tile(weight, head * tiles + t, normed_, heads + t * kTile, size);
-            if (bias)
+            for (int pair = 0; pair < pairs; ++pair) {
+                linear_pair(weight, head * pairs + pair, normed_, product);
                 for (int r = 0; r < pass_->rows; ++r)
-                    for (int d = 0; d < size; d += kLanes)
-                        store(heads + r * size + d, load(heads + r * size + d) + load(bias + head * size + d));
+                    for (int at = 0, d = pair * kUnit; at < kUnit; at += kLanes, d += kLanes) {
+                        const Floats made = load(product + r * kUnit + at);
+                        store(heads + r * size + d, bias ? made + load(bias + head * size + d) : made);
+                    }
+            }
             if (key) finish_key(layer, head, heads);
             else if (value) finish_value(layer, head, heads);
             else finish_query(part, head, heads);
@@ -345,17 +348,20 @@ void Decoder::join_chunks(const Layer& layer, int me) {
 
 // x += weight * in (+ bias), normed beforehand where there is a norm.
 void Decoder::add_product(const Linear& weight, const float* bias, const Activations& in, const float* norm, int me) {
-    float* product = scratch_[me].get();
+    float* product = scratch_[me].get();  // [rows][wide]
+    const int tiles = tiles_at_once(in.strips().size()), wide = tiles * kTile;
     int begin, end;
-    while (pool_.take(weight.outputs / kTile, begin, end)) {
-        for (int tile = begin; tile < end; ++tile) {
-            linear_tile(weight, tile, in, product, kTile);
-            float* x = (norm ? added_ : x_).get() + tile * kTile;
-            const Floats more = bias ? load(bias + tile * kTile) : zeros();
-            for (int r = 0; r < pass_->rows; ++r, x += width_) {
-                Floats sum = norm ? load(product + r * kTile) : load(x) + load(product + r * kTile);
-                store(x, bias ? sum + more : sum);
-            }
+    while (pool_.take(weight.outputs / wide, begin, end)) {
+        for (int piece = begin; piece < end; ++piece) {
+            if (tiles == 2) linear_pair(weight, piece, in, product);
+            else linear_tile(weight, piece, in, product, kTile);
+            const float* made = product;
+            float* x = (norm ? added_ : x_).get() + piece * wide;
+            for (int r = 0; r < pass_->rows; ++r, x += width_ - wide)
+                for (int at = 0; at < wide; at += kLanes, x += kLanes, made += kLanes) {
+                    const Floats sum = norm ? load(made) : load(x) + load(made);
+                    store(x, bias ? sum + load(bias + piece * wide + at) : sum);
+                }
         }
     }
     if (norm) {
@@ -376,15 +382,14 @@ void Decoder::add_normed(const float* norm, int me) {
 
 // A piece is 32 outputs of gate and up, which together are one group of inputs for the way down.
 void Decoder::feed_forward(const Layer& layer, int me) {
-    float* both = scratch_[me].get();  // [rows][2][32]
+    float *gates = scratch_[me].get(), *ups = gates + (size_t)pass_->rows * kUnit;  // [rows][32] each
     int begin, end;
     while (pool_.take(layer.gate.outputs / kUnit, begin, end)) {
         for (int unit = begin; unit < end; ++unit) {
-            for (int t = 0; t < 2; ++t) linear_tile(layer.gate, 2 * unit + t, normed_, both + t * kTile, 2 * kUnit);
-            for (int t = 0; t < 2; ++t)
-                linear_tile(layer.up, 2 * unit + t, normed_, both + kUnit + t * kTile, 2 * kUnit);
+            linear_pair(layer.gate, unit, normed_, gates);
+            linear_pair(layer.up, unit, normed_, ups);
             for (int r = 0; r < pass_->rows; ++r) {
-                const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
+                const float *gate = gates + (size_t)r * kUnit, *up = ups + (size_t)r * kUnit;
                 gated_.quantise(r, unit, gated(load(gate), load(up)), gated(load(gate + kLanes), load(up + kLanes)));
             }
         }
@@ -476,7 +481,7 @@ void Decoder::normalise_slots(const float* weight, int me) {
 
 // As feed_forward, for the rows of each expert.
 void Decoder::expert_gates(const Layer& layer, int me) {
-    float* both = scratch_[me].get();  // [rows][2][32]
+    float *gates = scratch_[me].get(), *ups = gates + (size_t)pass_->rows * kUnit;  // [rows][32] each
     const int units = layer.experts[0].outputs / kUnit;
     int begin, end;
     while (pool_.take((int)active_.size() * units, begin, end)) {
@@ -484,34 +489,38 @@ void Decoder::expert_gates(const Layer& layer, int me) {
             const int part = piece / units, unit = piece % units;
             const Linear* expert = layer.experts + 3 * active_[part];
             const Strip *first = slots_in_.part_begin(part), *last = slots_in_.part_end(part);
-            for (int m = 0; m < 2; ++m)
-                for (int t = 0; t < 2; ++t)
-                    linear_strips(expert[m], 2 * unit + t, slots_in_, first, last, both + m * kUnit + t * kTile, 2 * kUnit);
+            linear_pair(expert[0], unit, slots_in_, first, last, gates);
+            linear_pair(expert[1], unit, slots_in_, first, last, ups);
             const float* const* bias = layer.expert_biases ? layer.expert_biases + 3 * active_[part] : nullptr;
             for (int r = 0; r < active_rows_[part]; ++r) {
-                float* row = both + (size_t)r * 2 * kUnit;  // 32 of gate, then 32 of up
-                for (int d = 0; bias && d < 2 * kUnit; d += kLanes)
-                    store(row + d, load(row + d) + load(bias[d / kUnit] + unit * kUnit + d % kUnit));
-                slots_gated_.quantise(active_first_[part] + r, unit, gated(load(row), load(row + kUnit)),
-                                      gated(load(row + kLanes), load(row + kUnit + kLanes)));
+                float *gate = gates + (size_t)r * kUnit, *up = ups + (size_t)r * kUnit;
+                for (int at = 0; bias && at < kUnit; at += kLanes) {
+                    store(gate + at, load(gate + at) + load(bias[0] + unit * kUnit + at));
+                    store(up + at, load(up + at) + load(bias[1] + unit * kUnit + at));
+                }
+                slots_gated_.quantise(active_first_[part] + r, unit, gated(load(gate), load(up)),
+                                      gated(load(gate + kLanes), load(up + kLanes)));
             }
         }
     }
 }
 
 void Decoder::expert_downs(const Layer& layer, int me) {
-    float* product = scratch_[me].get();
-    const int tiles = layer.experts[2].outputs / kTile;
+    float* product = scratch_[me].get();  // [rows][32]
+    const int units = layer.experts[2].outputs / kUnit;
     int begin, end;
-    while (pool_.take((int)active_.size() * tiles, begin, end)) {
+    while (pool_.take((int)active_.size() * units, begin, end)) {
         for (int piece = begin; piece < end; ++piece) {
-            const int part = piece / tiles, tile = piece % tiles;
-            linear_strips(layer.experts[3 * active_[part] + 2], tile, slots_gated_, slots_gated_.part_begin(part),
-                          slots_gated_.part_end(part), product, kTile);
-            float* out = slots_out_.get() + (size_t)active_first_[part] * width_ + tile * kTile;
-            const float* bias = layer.expert_biases ? layer.expert_biases[3 * active_[part] + 2] + tile * kTile : nullptr;
+            const int part = piece / units, unit = piece % units;
+            linear_pair(layer.experts[3 * active_[part] + 2], unit, slots_gated_, slots_gated_.part_begin(part),
+                        slots_gated_.part_end(part), product);
+            float* out = slots_out_.get() + (size_t)active_first_[part] * width_ + unit * kUnit;
+            const float* bias = layer.expert_biases ? layer.expert_biases[3 * active_[part] + 2] + unit * kUnit : nullptr;
             for (int r = 0; r < active_rows_[part]; ++r, out += width_)
-                store(out, bias ? load(product + r * kTile) + load(bias) : load(product + r * kTile));
+                for (int at = 0; at < kUnit; at += kLanes) {
+                    const Floats sum = load(product + r * kUnit + at);
+                    store(out + at, bias ? sum + load(bias + at) : sum);
+                }
         }
     }
 }
@@ -603,8 +612,13 @@ int paceline_multiply(const Linear* weight, const float* x, int rows, float* y) 
             const float* from = x + (size_t)r * weight->inputs + g * kGroup;
             in.quantise(r, g, load(from), load(from + kLanes));
         }
-    for (int tile = 0; tile < weight->outputs / kTile; ++tile)
-        linear_tile(*weight, tile, in, y + tile * kTile, weight->outputs);
+    Buffer<float> product;  // [rows][32]
+    product.need((size_t)rows * kUnit);
+    for (int pair = 0; pair < weight->outputs / kUnit; ++pair) {
+        linear_pair(*weight, pair, in, product.get());
+        for (int r = 0; r < rows; ++r)
+            std::memcpy(y + (size_t)r * weight->outputs + pair * kUnit, product.get() + r * kUnit, kUnit * sizeof(float));
+    }
     return 0;
 } catch (...) {
     return 1;

@@ -68,10 +68,15 @@ PL_INLINE void prefetch_early(const void* address) { __builtin_prefetch(address,
 
 namespace PACELINE_PATH {
 
+// A float added to this one, 1.5 * 2 ** 23, is rounded to an integer, ties to even, which its lowest bits then hold.
+// `times_power_of_two` takes it from there. The results below are normal floats: at the smallest power the factor is at
+// least 1, so adding to its exponent multiplies it.
+constexpr float kToInteger = 12582912.0f;
+
 // e ** x for x <= 0 or moderately above; below -87 it stays at e ** -87, above 88 at e ** 88.
 PL_INLINE Floats exponential(Floats x) {
     x = min(max(x, all(-87.0f)), all(88.0f));
-    Floats k = nearest(x * all(1.44269504f));
+    const Floats shifted = x * all(1.44269504f) + all(kToInteger), k = shifted - all(kToInteger);
     Floats r = fma(k, all(-0.693359375f), x);  // ln 2 in two parts, so that the remainder keeps its bits
     r = fma(k, all(2.12194440e-4f), r);
     Floats p = all(1.9875691500e-4f);
@@ -81,7 +86,7 @@ PL_INLINE Floats exponential(Floats x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, r * r, r + all(1.0f));
-    return p * power_of_two(to_ints(k));
+    return times_power_of_two(p, shifted);
 }
 
 // cap * tanh(x / cap)
@@ -93,14 +98,14 @@ PL_INLINE Floats softcap(Floats x, float cap) {
 // 2 ** x for x <= 0 or a little above; below -126 it stays at 2 ** -126. Exactly 1 at 0.
 PL_INLINE Floats exponential2(Floats x) {
     x = max(x, all(-126.0f));
-    Floats k = nearest(x), r = x - k;
+    const Floats shifted = x + all(kToInteger), r = x - (shifted - all(kToInteger));
     Floats p = all(1.3264727e-3f);
     p = fma(p, r, all(9.6715126e-3f));
     p = fma(p, r, all(5.5507337e-2f));
     p = fma(p, r, all(2.4022242e-1f));
     p = fma(p, r, all(6.9314698e-1f));
     p = fma(p, r, all(1.0f));
-    return p * power_of_two(to_ints(k));
+    return times_power_of_two(p, shifted);
 }
 
 }  // namespace PACELINE_PATH

@@ -34,16 +34,14 @@ PL_INLINE Floats magnitude(Floats a) {
     __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
-PL_INLINE Floats nearest(Floats a) {
-    return {_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-            _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
 PL_INLINE Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 PL_INLINE Ints to_ints(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
-PL_INLINE Floats power_of_two(Ints e) {
-    __m256i bias = _mm256_set1_epi32(127);
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e.lo, bias), 23)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e.hi, bias), 23))};
+PL_INLINE __m256 add_exponent(__m256 x, __m256 shifted) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
+}
+PL_INLINE Floats times_power_of_two(Floats x, Floats shifted) {
+    return {add_exponent(x.lo, shifted.lo), add_exponent(x.hi, shifted.hi)};
 }
 PL_INLINE Floats first_lanes(int count, Floats a, Floats b) {
     __m256i n = _mm256_set1_epi32(count), lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

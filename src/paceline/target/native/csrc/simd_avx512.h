@@ -8,6 +8,9 @@ constexpr int kStripRows = 16;    // the rows of a tile
 constexpr int kTiledRows = 6;     // from how many on tiles are used
 #else
 constexpr int kStripRows = 10;    // two or three accumulators a row, and the weights, in 32 registers
+#define PACELINE_PAIRS            // two tiles at once for many rows: see linear_pair.h
+constexpr int kPairStrips = 6;    // from how many strips on: below, unpacking apart costs more than it saves
+constexpr int kPairRows = 5;      // two or three accumulators for each of two tiles
 #endif
 constexpr int kQueryBlock = 6;   // times kWide accumulators
 constexpr int kWide = 4;
@@ -31,11 +34,12 @@ PL_INLINE Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v
 PL_INLINE Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 PL_INLINE Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 PL_INLINE Floats magnitude(Floats a) { return {_mm512_abs_ps(a.v)}; }
-PL_INLINE Floats nearest(Floats a) { return {_mm512_roundscale_ps(a.v, 0)}; }
 PL_INLINE Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 PL_INLINE Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
-PL_INLINE Floats power_of_two(Ints exponent) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(exponent.v, _mm512_set1_epi32(127)), 23))};
+// x * 2 ** n for n in the lowest bits of `shifted`, where x and the product are normal.
+PL_INLINE Floats times_power_of_two(Floats x, Floats shifted) {
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), exponent))};
 }
 // Lane i of a where i < count, else of b.
 PL_INLINE Floats first_lanes(int count, Floats a, Floats b) {
@@ -99,6 +103,12 @@ PL_INLINE Ints dot(Ints sum, Pairs a, OnePair b) {
 }
 PL_INLINE void store_shorts(int16_t* p, Ints a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 typedef int32_t __attribute__((may_alias)) FourBytes;
+struct Fours { __m512i v; };      // four signed bytes of a row for every lane
+PL_INLINE Fours all_fours(const int8_t* p) { return {_mm512_set1_epi32(*(const FourBytes*)p)}; }
+PL_INLINE Ints dot(Ints sum, Codes w, Fours x) {
+    asm("vpdpbusd %2,%1,%0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
+    return sum;
+}
 // Lane i: sum + the dot product of its four codes with signed bytes of a row, from 4 * four on. bits: how large codes
 // are.
 template <int bits, int four>

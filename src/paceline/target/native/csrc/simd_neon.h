@@ -40,7 +40,6 @@ PL_INLINE Floats min(Floats a, Floats b) {
     return a;
 }
 PL_INLINE Floats magnitude(Floats a) { PL_QUARTERS a.v[q] = vabsq_f32(a.v[q]); return a; }
-PL_INLINE Floats nearest(Floats a) { PL_QUARTERS a.v[q] = vrndnq_f32(a.v[q]); return a; }
 PL_INLINE Floats to_floats(Ints a) { Floats r; PL_QUARTERS r.v[q] = vcvtq_f32_s32(a.v[q]); return r; }
 // What is no number, or too large for one, becomes the lowest integer, as on x86.
 PL_INLINE Ints to_ints(Floats a) {
@@ -51,10 +50,12 @@ PL_INLINE Ints to_ints(Floats a) {
     }
     return r;
 }
-PL_INLINE Floats power_of_two(Ints e) {
-    Floats r;
-    PL_QUARTERS r.v[q] = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(e.v[q], vdupq_n_s32(127)), 23));
-    return r;
+PL_INLINE Floats times_power_of_two(Floats x, Floats shifted) {
+    PL_QUARTERS {
+        const int32x4_t exponent = vshlq_n_s32(vreinterpretq_s32_f32(shifted.v[q]), 23);
+        x.v[q] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x.v[q]), exponent));
+    }
+    return x;
 }
 PL_INLINE Floats first_lanes(int count, Floats a, Floats b) {
     const int32_t lanes[4] = {0, 1, 2, 3};

@@ -30,7 +30,6 @@ PL_INLINE Floats fma(Floats a, Floats b, Floats c) { PL_LANES c.v[i] = std::fmaf
 PL_INLINE Floats max(Floats a, Floats b) { PL_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 PL_INLINE Floats min(Floats a, Floats b) { PL_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 PL_INLINE Floats magnitude(Floats a) { PL_LANES a.v[i] = std::fabs(a.v[i]); return a; }
-PL_INLINE Floats nearest(Floats a) { PL_LANES a.v[i] = std::nearbyintf(a.v[i]); return a; }
 PL_INLINE Floats to_floats(Ints a) { Floats r; PL_LANES r.v[i] = (float)a.v[i]; return r; }
 // What is no number, or too large for one, becomes the lowest integer, as the vector instructions do.
 PL_INLINE Ints to_ints(Floats a) {
@@ -38,13 +37,15 @@ PL_INLINE Ints to_ints(Floats a) {
     PL_LANES r.v[i] = std::fabs(a.v[i]) < 2147483648.0f ? (int32_t)std::lrintf(a.v[i]) : INT32_MIN;
     return r;
 }
-PL_INLINE Floats power_of_two(Ints e) {
-    Floats r;
+PL_INLINE Floats times_power_of_two(Floats x, Floats shifted) {
     PL_LANES {
-        uint32_t bits = (uint32_t)(e.v[i] + 127) << 23;
-        std::memcpy(&r.v[i], &bits, 4);
+        uint32_t bits, exponent;
+        std::memcpy(&bits, &x.v[i], 4);
+        std::memcpy(&exponent, &shifted.v[i], 4);
+        bits += exponent << 23;
+        std::memcpy(&x.v[i], &bits, 4);
     }
-    return r;
+    return x;
 }
 PL_INLINE Floats first_lanes(int count, Floats a, Floats b) { PL_LANES if (i >= count) a.v[i] = b.v[i]; return a; }
 PL_INLINE Floats load_halves(const uint16_t* p) { Floats r; PL_LANES r.v[i] = from_half(p[i]); return r; }
