@@ -3,6 +3,7 @@
 python -m bench                      both models, every workload, within half an hour
 python -m bench runs                 whole agent runs over HTTP, turn by turn, against llama.cpp's server
 python -m bench agents               what each habit of a fast agent is worth, to the first token
+python -m bench restarts             the first token of a prompt that an earlier process has read
 python -m bench own                  decoding, the agent example, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench reading              what a prompt token costs by the length of the prompt before it
@@ -43,6 +44,7 @@ COMMANDS = {
     "compare": "bench.compare.command",
     "runs": "bench.runs.command",
     "agents": "bench.runs.effects",
+    "restarts": "bench.runs.restarts",
     "own": "bench.own.command",
     "passes": "bench.own.passes",
     "reading": "bench.own.reading",

@@ -4,7 +4,7 @@ numbers        docs/numbers.md: questions and short answers
 results_page   bench/results/README.md: every table
 readme         the table in README.md
 scale          the tables in docs/scale.md
-agents         the table in docs/agents.md
+agents         the tables in docs/agents.md and docs/cache.md
 models         the table in docs/models.md
 """
 

@@ -1,46 +1,73 @@
-"""The tables in docs/agents.md: what each habit is worth, and how many tool calls are predicted."""
+"""The tables in docs/agents.md and docs/cache.md.
 
+What each habit of an agent is worth, how many tool calls are predicted, and the first token after a restart.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench import prefetch, results_folder
-from bench.runs import effects
+from bench.runs import effects, restarts
 from bench.table import Table
 
-PATH: Final = Path(__file__).parent.parent.parent / "docs" / "agents.md"
-BEGIN: Final = "<!-- agents: written by `python -m bench pages` from bench/results -->"
-END: Final = "<!-- /agents -->"
-PREDICTED: Final = "<!-- prefetch: written by `python -m bench pages` from bench/results -->"
-PREDICTED_END: Final = "<!-- /prefetch -->"
+DOCS: Final = Path(__file__).parent.parent.parent / "docs"
+Lines = list[str]
 
 
-def section() -> str:
+def habits() -> Lines:
     lines = []
     for result in reversed(results_folder.read("agents")):
-        machine = result["machine"]
         lines += [
-            f"{machine['model']}, {machine['cpu']}, {machine['cores']} cores, first token, median (lowest to "
-            f"highest) of {result['repeats']}, `{result['command']}`, {machine['date']}, commit "
-            f"{machine['commit']}:",
+            _about(result, f"first token, median (lowest to highest) of {result['repeats']}"),
             "",
             *Table.of(effects.COLUMNS, result["rows"]).markdown(),
         ]
-    return "\n".join([BEGIN, "", *lines, END])
+    return lines
 
 
-def predicted() -> str:
+def predicted() -> Lines:
     lines = []
     for result in results_folder.read("prefetch"):
         lines += [prefetch.about(result), "", *Table.of(prefetch.SHORT, result["rows"]).markdown()]
-    return "\n".join([PREDICTED, "", *lines, PREDICTED_END])
+    return lines
+
+
+def after_restarts() -> Lines:
+    lines = []
+    for result in reversed(results_folder.read("restarts")):
+        lines += [
+            _about(result, f"median (lowest to highest) of {result['rounds']} rounds"),
+            "",
+            *Table.of(restarts.COLUMNS, result["rows"]).markdown(),
+        ]
+    return lines
+
+
+def _about(result: Mapping[str, Any], what: str) -> str:
+    machine = result["machine"]
+    return (
+        f"{machine['model']}, {machine['cpu']}, {machine['cores']} cores, {what}, `{result['command']}`, "
+        f"{machine['date']}, commit {machine['commit']}:"
+    )
+
+
+SECTIONS: Final[Mapping[str, Mapping[str, Callable[[], Sequence[str]]]]] = {  # by page and mark
+    "agents.md": {"agents": habits, "prefetch": predicted},
+    "cache.md": {"restarts": after_restarts},
+}
 
 
 def update() -> None:
-    PATH.write_text(page(PATH.read_text()))
+    for name in SECTIONS:
+        (DOCS / name).write_text(page(name, (DOCS / name).read_text()))
 
 
-def page(text: str) -> str:
-    """With both sections as the results have them."""
-    text = text[: text.index(BEGIN)] + section() + text[text.index(END) + len(END) :]
-    after = text[text.index(PREDICTED_END) + len(PREDICTED_END) :]
-    return text[: text.index(PREDICTED)] + predicted() + after
+def page(name: str, text: str) -> str:
+    """With its sections as the results have them."""
+    for mark, lines in SECTIONS[name].items():
+        begin = f"<!-- {mark}: written by `python -m bench pages` from bench/results -->"
+        end = f"<!-- /{mark} -->"
+        made = "\n".join([begin, "", *lines(), end])
+        text = text[: text.index(begin)] + made + text[text.index(end) + len(end) :]
+    return text

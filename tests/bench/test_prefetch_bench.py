@@ -71,17 +71,23 @@ def test_time_saved_is_the_shorter_of_tool_and_answer() -> None:
     assert score.saved(2.0) == pytest.approx((4 * 0.3 + 2 * 0.3) / (10 * 2.3))
 
 
+@pytest.mark.parametrize("name", agents.SECTIONS)
+def test_pages_are_written_from_the_stored_results(name: str) -> None:
+    text = (agents.DOCS / name).read_text()
+    assert agents.page(name, text) == text
+
+
 def test_results_have_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [evaluate(runs(12), repeats=False, min_probability=0.5).row("shop")]
     facts = {"date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
     result = {"machine": facts, "command": "python -m bench prefetch", "rows": rows}
     monkeypatch.setattr(results_folder, "FOLDER", tmp_path)
-    empty = agents.page(agents.PATH.read_text())
+    empty = agents.page("agents.md", (agents.DOCS / "agents.md").read_text())
     assert "| shop |" not in empty
     (tmp_path / f"{prefetch.RESULT}.json").write_text(json.dumps(result))
     assert "| shop | 12 |" in "\n".join(results_page.sections())
-    page = agents.page(empty)
+    page = agents.page("agents.md", empty)
     assert "| shop | 12 |" in page
     assert "other customers of the same agent as history" in page
-    assert agents.page(page) == page
+    assert agents.page("agents.md", page) == page
     assert len(prefetch.SHORT) == len(prefetch.COLUMNS) - 3

@@ -52,6 +52,20 @@ def test_a_large_grammar_is_tried_once_and_followed(process_starts: list[float])
     assert len(process_starts) == 1
 
 
+def test_a_loaded_compiler_has_its_tables_and_its_process_before_the_first_grammar(
+    process_starts: list[float],
+) -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    made.load()
+    assert {"_tables", "_pieces", "_with_colon"} <= vars(made).keys()
+    until = time.monotonic() + 60.0
+    while not process_starts:  # in another thread
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert made.cursor(WIDE).advance(ord("{"))
+    assert len(process_starts) == 1
+
+
 @pytest.mark.slow
 def test_a_grammar_that_crashes_the_compiler_is_refused_and_the_refusal_remembered(
     process_starts: list[float],

@@ -127,8 +127,12 @@ class Compiler:
         return GrammarCursor(self._grammar(constraint))
 
     def load(self) -> None:
-        """Builds the tokenizer's tables, which stops all threads for a moment: before a server starts."""
-        _ = self._tables
+        """Builds the tokenizer's tables, which stops all threads for a moment: before a server starts.
+
+        Begins to start the sandbox, too: the first request with tools shall wait for neither.
+        """
+        _ = self._tables, self._with_colon
+        self._sandbox.start()
 
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
         """Tells whether a whole text fits; none beyond MAX_CHECKED does. The grammar is compiled here."""
@@ -180,7 +184,7 @@ class Compiler:
         limits = self._limits
         return Sandbox(
             SandboxSetup(
-                _for_grammars(self._tokenizer.to_json()),
+                self._description,
                 self._vocab,
                 sorted(self._tokenizer.eos_ids),
                 limits.forced_bytes,
@@ -238,6 +242,10 @@ class Compiler:
         return " ".join(items) or '""'
 
     @cached_property
+    def _description(self) -> str:
+        return _for_grammars(self._tokenizer.to_json())
+
+    @cached_property
     def _pieces(self) -> list[bytes]:
         pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
         return pieces + [b""] * (self._vocab - len(pieces))
@@ -250,7 +258,7 @@ class Compiler:
     @cached_property
     def _tables(self) -> "LLTokenizer":
         tables: LLTokenizer = _library().LLTokenizer(
-            _for_grammars(self._tokenizer.to_json()),
+            self._description,
             n_vocab=self._vocab,
             eos_token=sorted(self._tokenizer.eos_ids),
         )

@@ -38,7 +38,7 @@ class SandboxSetup:
 
 
 class Sandbox:
-    """Starts the process for its first grammar, and again after it was ended.
+    """Starts the process for its first grammar or by `start`, and again after it was ended.
 
     It is ended for a grammar's time or memory, when it keeps much memory, and when it is idle. Only this side
     ends it, between two grammars: none is sent to a process that is about to end.
@@ -50,6 +50,16 @@ class Sandbox:
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+
+    def start(self) -> None:
+        """Has the process started, and does not wait for it. It ends when it is idle."""
+        threading.Thread(target=self._start_idle, name="paceline-sandbox", daemon=True).start()
+
+    def _start_idle(self) -> None:
+        with self._lock, suppress(OSError):  # else the first grammar tells
+            self._cancel_idle()
+            self._running()
+            self._end_when_idle()
 
     def compile(self, grammar: str, limits: Mapping[str, int], forces: bool = True) -> tuple[str | None, int]:
         """The compiler's error, or None, and the bytes that the grammar takes. Any thread, one at a time.

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -238,6 +238,52 @@ def test_a_full_disk_costs_pages_and_nothing_else(folder: Path, monkeypatch: pyt
     disk._writer._retry_at = 0.0
     put(disk, [1] * 48)
     assert read(disk, [1] * 48) == 48
+
+
+def batches(disk: DiskCache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pages are written at a time, from now on."""
+    writer, sizes = disk._writer, list[int]()
+    change_files = writer._change_files
+
+    def noted(writes: Sequence[Any], removed: Sequence[bytes]) -> None:
+        sizes.append(len(writes))
+        change_files(writes, removed)
+
+    monkeypatch.setattr(writer, "_change_files", noted)
+    return sizes
+
+
+def test_pages_are_written_when_no_more_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "PAUSE_S", 600.0)
+    disk = opened(folder)
+    sizes = batches(disk, monkeypatch)
+    for key in disk.keys("", range(6 * BLOCK))[1:]:
+        offer(disk, key)
+    assert disk.flush(60.0)  # does not wait for the pause
+    assert sizes == [6]
+    monkeypatch.setattr(disk_cache, "PAUSE_S", 0.001)
+    offer(disk, disk.keys("other", range(BLOCK))[1])
+    wait_for(lambda: disk.stats.written == 7)
+
+
+def test_pages_are_written_at_once_when_many_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "PAUSE_S", 600.0)
+    monkeypatch.setattr(disk_cache, "QUEUE_BYTES", 8 * BLOCK * ROW)
+    disk = opened(folder)
+    keys = disk.keys("", range(6 * BLOCK))[1:]
+    for key in keys:
+        offer(disk, key)
+    wait_for(lambda: disk.stats.written == 6)
+    offer(disk, disk.keys("other", range(BLOCK))[1])
+    disk.close()  # nor does the end of the process wait
+    assert len(files(folder)) == 7
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def test_a_slow_disk_drops_pages_and_keeps_nobody_waiting(

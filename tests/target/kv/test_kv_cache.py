@@ -443,3 +443,12 @@ def test_free_blocks_are_taken_next_to_the_last_or_amid_the_longest_run() -> Non
     assert free.take(None) == 5  # the middle of 4 to 6
     assert {free.take(None) for _ in range(4)} == {4, 6, 8, 9}
     assert free.count == 0
+
+
+def test_sequences_are_no_further_apart_than_they_need_room() -> None:
+    free = FreeRuns(100, room=3)
+    assert [free.take(None), free.take(None), free.take(None)] == [0, 4, 8]
+    assert free.take(0) == 1
+    assert [free.take(None) for _ in range(2)] == [12, 16]
+    nearly_full = FreeRuns(4, room=3)
+    assert [nearly_full.take(None) for _ in range(4)] == [0, 2, 1, 3]

@@ -147,21 +147,24 @@ class BlockTable:
 class FreeRuns:
     """Free blocks as runs of neighbours."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, room: int | None = None) -> None:
+        """room: most blocks that a sequence leaves free before it, for another one to grow. None: half."""
         self.count = blocks
+        self._room = blocks if room is None else room
         self._length = {0: blocks} if blocks else {}  # first block -> length
         self._start = {blocks: 0} if blocks else {}  # one past the last block -> first block
 
     def take(self, after: int | None) -> int:
         """The block next to `after`, which is not free itself; else one in the longest run.
 
-        A run that follows another sequence's block is entered in its middle: both can then grow in place.
+        A run that follows another sequence's block is entered in its middle, or after `room` blocks: both
+        can then grow in place.
         """
         block = -1 if after is None else after + 1
         if block in self._length:
             return self._remove(block, block)
         start = min(self._length, key=lambda first: (-self._length[first], first))
-        return self._remove(start + self._length[start] // 2 if start else 0, start)
+        return self._remove(start + min(self._length[start] // 2, self._room) if start else 0, start)
 
     def _remove(self, block: int, start: int) -> int:
         """Takes a block out of the run that begins at `start`."""
@@ -195,12 +198,13 @@ class PagedCache:
     whole, whoever opens them.
     """
 
-    def __init__(self, rows: KVMemory, blocks: int, block: int = BLOCK) -> None:
+    def __init__(self, rows: KVMemory, blocks: int, block: int = BLOCK, room: int | None = None) -> None:
+        """room: of FreeRuns."""
         self.disk: DiskCache | None = None
         self._rows = rows
         self.blocks = blocks
         self.block = block
-        self._free = FreeRuns(blocks)
+        self._free = FreeRuns(blocks, room)
         self._tree = RadixTree(block)
         self._live: dict[str, BlockTable] = {}
         self._queried = self._hits = self._evicted = 0

@@ -42,6 +42,8 @@ from paceline.target.kv.page_file import (
 from paceline.types import DiskCacheStats
 
 QUEUE_BYTES: Final = 64 * 2**20  # pages that wait to be written
+PAUSE_S: Final = 0.5  # without a new page, until those that wait are written
+BEGIN_SHARE: Final = 0.75  # of the queue: they are written at once
 MIN_ROWS: Final = 8  # of a page that is not a whole block: fewer are computed as fast
 RETRY_S: Final = 60.0  # without writing, after the disk was full or failed
 REFRESH_S: Final = 1.0  # between two looks at what other processes have written
@@ -220,7 +222,11 @@ class DiskCache:
 
 
 class _Writer:
-    """A thread that writes, removes and marks as used what it is given, in order. Full: it drops pages."""
+    """A thread that writes, removes and marks as used what it is given, in order. Full: it drops pages.
+
+    Writing takes a core from the passes that read a prompt. So it begins when pages have ceased to come, or
+    when the queue is nearly full.
+    """
 
     def __init__(self, files: "_Files", folder: Path, format: PageFormat, page_bytes: int) -> None:
         self.known: set[bytes] = set()  # pages on the disk, as far as this process knows
@@ -233,9 +239,11 @@ class _Writer:
         self._queued: set[bytes] = set()
         self._buffers: list[Bytes] = []  # free
         self._more_buffers = max(2, QUEUE_BYTES // page_bytes)
+        self._many = int(BEGIN_SHARE * self._more_buffers)  # pages
         self._page_bytes = page_bytes
         self._retry_at = 0.0
         self._busy = True
+        self._flushing = 0  # callers who wait
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="paceline-disk-cache", daemon=True)
         self._thread.start()
@@ -275,7 +283,12 @@ class _Writer:
 
     def flush(self, timeout: float) -> bool:
         with self._change:
-            return self._change.wait_for(lambda: not self._busy and not self._waiting(), timeout)
+            self._flushing += 1
+            self._change.notify_all()
+            try:
+                return self._change.wait_for(lambda: not self._busy and not self._waiting(), timeout)
+            finally:
+                self._flushing -= 1
 
     def stop(self, timeout: float) -> None:
         """Writes what is in the queue, for so many seconds at most."""
@@ -298,6 +311,7 @@ class _Writer:
                 if not self._waiting():
                     return
                 self._busy = True
+                self._await_pause()
                 writes, used, removed = list(self._writes), list(self._used), list(self._removed)
                 for queue in (self._writes, self._used, self._removed):
                     queue.clear()
@@ -308,6 +322,16 @@ class _Writer:
             with self._change:
                 self._buffers += [write.buffer for write in writes]
                 self._queued.difference_update(write.key for write in writes)
+
+    def _await_pause(self) -> None:
+        def urgent() -> bool:
+            return bool(self._stopping or self._flushing or self._removed or len(self._writes) >= self._many)
+
+        count = -1
+        while self._writes and count != len(self._writes):
+            count = len(self._writes)
+            if self._change.wait_for(urgent, PAUSE_S):
+                return
 
     def _guarded(self, change: Callable[[], None]) -> None:
         """A disk that is full or fails costs time at the next start, and nothing now."""

@@ -45,6 +45,9 @@ from paceline.types import NO_DRAFT, Feed, Scores
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
 SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
 ROPE_SAMPLE: Final = 4096  # positions whose rotations are part of what names a page
+ROOM: Final = (
+    8  # blocks between two sequences: no pass needs more, and memory that was used before is used again
+)
 MAX_READY: Final = 128 * 2**20  # bytes of the KV cache made ready for pages that are on the disk
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later
 _CODE: Final = np.dtype(np.int16)
@@ -84,7 +87,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         spare = SPARE * config.max_batch
         self.pool = ThreadPool(path, self.threads)
         self._kv = NativeKVMemory(shape, blocks * BLOCK + spare * SUB_BLOCK, self.pool)
-        super().__init__(PagedCache(self._kv, blocks), shape.max_context)
+        super().__init__(PagedCache(self._kv, blocks, room=ROOM), shape.max_context)
         self._scratch = ScratchBlocks(blocks * BLOCK // SUB_BLOCK, spare)
         self._rope = _RopeTable(shape.rope, shape.head_dim)
         self._local_rope = _RopeTable(shape.local_rope, shape.head_dim) if shape.local_rope else self._rope
