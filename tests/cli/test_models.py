@@ -18,7 +18,8 @@ from paceline.atomic import read_json
 from paceline.cli import models
 from paceline.hub import installed, resolve
 from paceline.loading import model_fingerprint
-from paceline.target.kv.disk_cache import stored_models
+from paceline.target.kv.disk_cache import DiskCache, stored_models
+from paceline.target.kv.page_file import PageFormat
 from support.clients import fails, run
 from support.heads import save_untrained
 from support.model_hub import ModelHub, model_hub, use
@@ -207,6 +208,10 @@ def test_rm_removes_the_model_and_what_was_made_of_it(
     size = path.stat().st_size
     if native := list((home / "packed").glob(f"{fingerprint[:32]}*.bin")):
         assert stored_models(home / "kv")
+    namesake = PageFormat(bytes(32), lambda page: 0)
+    disk = DiskCache(home / "kv", namesake, 1 << 24, lambda rows: 100 * rows, 16, path.stem, "other weights")
+    disk.offer(disk.keys("", range(16))[1], 16, lambda page: page.fill(1))
+    assert disk.flush()
     assert "give --yes" in fails(capsys, "rm", NAME)
     assert path.exists()
     told = as_json(capsys, "rm", "owner/toy", "--yes")
@@ -216,7 +221,7 @@ def test_rm_removes_the_model_and_what_was_made_of_it(
     assert told["bytes"] == sum(told["removed"].values())
     assert not path.parent.exists()
     assert not list((home / "packed").glob("*.bin"))
-    assert not stored_models(home / "kv")
+    assert [model.weights for model in stored_models(home / "kv")] == ["other weights"]
     assert not [key for key in read_json(home / "cost.json") if fingerprint[:32] in key]
     assert "is not here" in fails(capsys, "rm", NAME, "--yes")
 

@@ -216,12 +216,12 @@ def test_a_refused_request_has_one_line_with_its_reason(
     shown = [re.sub(r" \d\.\d+s id=\S+", "", line) for line in lines(caplog)]
     assert shown == [
         "POST /v1/completions 401 refused=unauthorized error=invalid_api_key",
-        "POST /v1/completions 400 key=api-key route=default prompt=0 cached=0 output=0 passes=0 "
+        "POST /v1/completions 400 key=api-key model=served route=default prompt=0 cached=0 output=0 passes=0 "
         "refused=invalid error=invalid_request_error",
         "POST /v1/completions 400 key=api-key refused=invalid error=invalid_request_error",
         "GET '/no such\\npath' 404 refused=invalid error=invalid_request_error",
         "GET /v1/completions 405 refused=invalid error=invalid_request_error",
-        "POST /v1/completions 400 key=api-key route=default prompt=0 cached=0 output=0 passes=0 "
+        "POST /v1/completions 400 key=api-key model=served route=default prompt=0 cached=0 output=0 passes=0 "
         "refused=too_long error=context_length_exceeded",
     ]
 

@@ -114,7 +114,7 @@ def rm(
     removal = hub.removal(name)
     fingerprint = _fingerprint(removal.name)
     trained = _trained_here(fingerprint) if fingerprint else []
-    derived = _derived(removal.name, fingerprint) if fingerprint else []
+    derived = _derived(fingerprint) if fingerprint else []
     if drafters:
         derived += [_folder(f"drafter {folder.name}", folder) for folder in trained]
     kept = [] if drafters else [folder.name for folder in trained]
@@ -153,17 +153,16 @@ def _fingerprint(name: str) -> str | None:
         return None
 
 
-def _derived(name: str, fingerprint: str) -> list[Derived]:
+def _derived(fingerprint: str) -> list[Derived]:
     from paceline.target.kv.disk_cache import cache_folder, clear, stored_models
     from paceline.target.native.packed_file import packed_files
 
     packed, pages = packed_files(fingerprint), cache_folder()
-    label = hub.resolve(name).stem  # as the disk cache knows it
-    cached = sum(model.bytes for model in stored_models(pages) if model.model == label)
+    cached = sum(model.bytes for model in stored_models(pages) if model.weights == fingerprint)
     size = sum(file.stat().st_size for file in packed)
     found = [
         Derived("packed weights", size, lambda: _unlink(packed)),
-        Derived("cached prefixes", cached, lambda: clear(pages, label)),
+        Derived("cached prefixes", cached, lambda: clear(pages, weights=fingerprint)),
     ]
     return [each for each in found if each.size]
 

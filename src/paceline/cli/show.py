@@ -159,6 +159,7 @@ def _memory(plan: "LoadPlan", config: "EngineConfig", context: int) -> Memory:
         tokens=context,
         free=left,
     )
+    fits = plan.token * context <= plan.cache
     return Memory(
         weights=plan.weights,
         cache=plan.cache,
@@ -166,7 +167,7 @@ def _memory(plan: "LoadPlan", config: "EngineConfig", context: int) -> Memory:
         free=free,
         cache_tokens=plan.cache // plan.token,
         fits=None if free is None else plan.total <= free,
-        full_context=f"one text of {context:,} tokens: {bill.verdict}",
+        full_context=f"one text of {context:,} tokens: {'fits into the cache' if fits else bill.verdict}",
     )
 
 

@@ -11,6 +11,7 @@ def figures(context: RequestContext) -> Iterator[str]:
     outputs = context.outputs
     prompts = [output.seq for output in outputs if output.seq.params.choice == 0]
     stats = [output.stats() for output in outputs]
+    yield f"model={context.model.name}"
     yield f"route={context.route.name}"
     yield f"prompt={sum(seq.prompt_len for seq in prompts)}"
     yield f"cached={sum(seq.cached for seq in prompts)}"

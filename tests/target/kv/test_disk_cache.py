@@ -345,7 +345,7 @@ def test_pages_are_listed_and_cleared(folder: Path, monkeypatch: pytest.MonkeyPa
         ("toy", 3, 3 * ON_DISK),
         ("toy", 2, 2 * ON_DISK),
     ]
-    assert clear(folder, "another") == 0
+    assert clear(folder, "another") == clear(folder, weights="another") == 0
     assert clear(folder) == 5
     assert not files(folder)
     assert read(disk, TOKENS) == 0

@@ -1,7 +1,7 @@
 """The disk tier of the KV cache: pages found by content, in a folder that several processes may share.
 
     folder/FORMAT/KEY.page     FORMAT and KEY in hex; see page_file.py
-    folder/FORMAT/about.json   the model's name, for people
+    folder/FORMAT/about.json   the model's name, for people, and the fingerprint of its weights
     folder/.lock               held by the one process that writes or removes pages; names the last one
 
 A page is known by the hash of everything that it follows from, so there is no index to go wrong: a process
@@ -94,8 +94,10 @@ class DiskCache:
         page_bytes: Callable[[int], int],
         block: int,
         name: str = "",
+        weights: str = "",
     ) -> None:
-        """limit: bytes, of all models together. page_bytes: of so many rows. name: of the model.
+        """limit: bytes, of all models together. page_bytes: of so many rows. name: of the model, for people.
+        weights: their fingerprint.
 
         An OSError where the folder cannot be used.
         """
@@ -105,8 +107,9 @@ class DiskCache:
         self._folder = folder / format.fingerprint.hex()[:32]
         self._files = _Files(folder, limit)
         _make_private(self._folder)
-        if not (self._folder / _ABOUT).exists():
-            write_json(self._folder / _ABOUT, {"model": name})
+        about = {"model": name, "weights": weights}
+        if read_json(self._folder / _ABOUT) != about:
+            write_json(self._folder / _ABOUT, about)
         self._writer = _Writer(self._files, self._folder, format, page_bytes(block))
         self._version = b""  # of the folder, when it was listed
         self._looked_at = -REFRESH_S
@@ -530,6 +533,7 @@ class StoredModel:
     """The pages of one model and format in a folder."""
 
     model: str
+    weights: str  # their fingerprint
     format: str
     pages: int
     bytes: int
@@ -546,21 +550,26 @@ def stored_models(folder: Path) -> list[StoredModel]:
                 states.append(page.stat())
         if not states:
             continue
-        name = str(read_json(path / _ABOUT).get("model", ""))
+        about = read_json(path / _ABOUT)
+        name, weights = (str(about.get(key, "")) for key in ("model", "weights"))
         size = sum(_on_disk(state.st_size) for state in states)
         used = max(state.st_mtime for state in states)
-        models.append(StoredModel(name, path.name, len(states), size, used))
+        models.append(StoredModel(name, weights, path.name, len(states), size, used))
     return sorted(models, key=lambda model: -model.used)
 
 
-def clear(folder: Path, model: str | None = None) -> int:
-    """Removes the pages of one model, or of all; gives their number. Servers that run go on."""
+def clear(folder: Path, model: str | None = None, weights: str | None = None) -> int:
+    """Removes the pages of all models, of those of a name or with these weights; gives their number.
+
+    Servers that run go on.
+    """
     files, removed = _Files(folder, 0), 0
     if not folder.is_dir():
         return 0
     with files.changing():
         for path in list(files.records):
-            if model is None or read_json(Path(path).parent / _ABOUT).get("model") == model:
+            about = read_json(Path(path).parent / _ABOUT)
+            if model in (None, about.get("model")) and weights in (None, about.get("weights")):
                 files.remove(path)
                 removed += 1
     return removed

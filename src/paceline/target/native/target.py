@@ -116,7 +116,9 @@ class NativeTarget(PagedTarget[_FeedRecord]):
                 digest.update(table.tobytes())
         xxh64 = self._lib.paceline_xxh64
         page_format = PageFormat(digest.digest(), lambda page: xxh64(page.ctypes.data, len(page), 0))
-        self._cache.disk = disk = DiskCache(folder, page_format, limit, self._kv.page_bytes, BLOCK, name)
+        self._cache.disk = disk = DiskCache(
+            folder, page_format, limit, self._kv.page_bytes, BLOCK, name, self.fingerprint
+        )
         ready = min(disk.own_pages * BLOCK, MAX_READY // self._kv.page_bytes(BLOCK) * BLOCK, self.capacity)
         if ready:
             threading.Thread(target=self._kv.make_ready, args=(ready,), daemon=True).start()
