@@ -31,6 +31,7 @@ from typing import Any, Final
 from bench import machine, results_folder
 from bench.gate.sabotage import sabotaged
 from bench.serve.servers import RunningServer, end_with_this_process, paceline
+from bench.table import Column, number
 from bench.workload import data_folder
 from paceline import hub
 from paceline.gate.cases import json_lines
@@ -54,6 +55,15 @@ KEPT: Final = (
     "schema_validity",
     "cost_passes",
     "acceptance",
+)
+COLUMNS: Final = (
+    Column("candidate", "candidate"),
+    Column("expected", "expected"),
+    Column("verdict", "verdict"),
+    Column("pairs", "pairs"),
+    Column("end to end, x plain", lambda row: _estimate(row, "end_to_end")),
+    Column("identical texts", lambda row: _texts(row)),
+    Column("because of", lambda row: ", ".join(reason.partition(":")[0] for reason in row["reasons"])),
 )
 SPOILED: Final = ("slower", "biased", "schemas", "changed")
 
@@ -121,6 +131,17 @@ def keep(given: argparse.Namespace, report: Mapping[str, Any]) -> None:
     command = f"python -m bench gate-served --candidate {given.candidate} --pairs FILE --write"
     result = {"machine": facts, "command": command, "settings": settings, "rows": rows}
     results_folder.write(result, name)
+
+
+def _estimate(row: Mapping[str, Any], check: str) -> str:
+    """Of a ratio; a margin in milliseconds has another unit."""
+    found = [f["estimate"] for f in row["findings"] if f["check"] == check and f["unit"] == "ratio"]
+    return number(found[0]) if found else "-"
+
+
+def _texts(row: Mapping[str, Any]) -> str:
+    found = [f for f in row["findings"] if f["check"] == "text_agreement" and f["status"] != "skipped"]
+    return found[0]["message"].partition(" identical")[0] if found else "-"
 
 
 def run(command: Sequence[str], seconds: float) -> None:

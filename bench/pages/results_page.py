@@ -8,6 +8,7 @@ from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
 from bench.drafters import rows as drafter_rows
+from bench.gate import served as gate_served
 from bench.own import divergence as own_divergence
 from bench.own import experts as own_experts
 from bench.own import passes as own_passes
@@ -214,6 +215,18 @@ def split_modes(result: Result) -> Lines:
     ]
 
 
+def verdicts(result: Result) -> Lines:
+    settings = result["settings"]
+    return [
+        *measured(result, "verdicts of the gate"),
+        *Table.of(gate_served.COLUMNS, result["rows"]).markdown(),
+        "`paceline gate run` between plain decoding and the candidate, on turns of "
+        f"`{settings['traces']}` with at most {settings['max_characters']:,} characters of messages, answers "
+        f"of at most {settings['max_tokens']} tokens. A proxy spoils all but `speculative` and `plain`.",
+        "",
+    ]
+
+
 def whole_runs(result: Result) -> Lines:
     settings, equal = result["settings"], result["texts"]
     history = "recorded" if settings["history"] == "recorded" else "each server's own"
@@ -279,6 +292,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "prefetch": predicted_calls,
     "hostile": soak,
     "split": split_modes,
+    "gate": verdicts,
     "vllm": inside_vllm,
     "gpu": gpu.section,
 }

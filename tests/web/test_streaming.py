@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from paceline.web.streaming import (
     KEEP_ALIVE,
+    cancelled_by_disconnect,
     event,
     gather_limited,
     merged,
@@ -316,3 +318,85 @@ def test_jobs_that_never_began_are_closed(yields: int) -> None:
         assert {inspect.getcoroutinestate(one) for one in jobs} == {inspect.CORO_CLOSED}
 
     finished(run())
+
+
+class LeavingClient:
+    """A request whose client leaves when told to."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    @property
+    def request(self) -> Request:
+        return Request({"type": "http", "method": "GET", "headers": []}, self.receive)
+
+
+def test_a_client_that_leaves_cancels_the_body_once_and_nothing_after_it() -> None:
+    finished(_leaving())
+
+
+async def _leaving() -> None:
+    client, seen = LeavingClient(), list[str]()
+    asyncio.get_running_loop().call_soon(client.left.set)
+
+    async def body() -> None:
+        async with cancelled_by_disconnect(client.request):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("cancelled")
+                await asyncio.sleep(0)  # cleaning up may wait
+                seen.append("cleaned up")
+
+    with pytest.raises(ClientDisconnect):
+        await body()
+    assert seen == ["cancelled", "cleaned up"]
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+def test_a_client_that_stays_changes_nothing_and_is_no_longer_watched() -> None:
+    finished(_staying())
+
+
+async def _staying() -> None:
+    client, before = LeavingClient(), len(asyncio.all_tasks())
+
+    async def body() -> None:
+        async with cancelled_by_disconnect(client.request):
+            await asyncio.sleep(0)
+            raise ValueError("own")
+
+    with pytest.raises(ValueError, match="own"):
+        await body()
+    client.left.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before
+
+
+def test_a_cancellation_from_outside_is_no_disconnect() -> None:
+    finished(_cancelled_from_outside())
+
+
+async def _cancelled_from_outside() -> None:
+    client = LeavingClient()
+
+    async def body() -> None:
+        async with cancelled_by_disconnect(client.request):
+            await asyncio.Event().wait()
+
+    for leaves in (False, True):
+        task = asyncio.ensure_future(body())
+        await asyncio.sleep(0)
+        if leaves:
+            client.left.set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from inspect import CORO_CREATED, getcoroutinestate
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -103,30 +104,39 @@ async def _close(waiting: asyncio.Task[bytes], events: Events) -> None:
         await events.aclose()
 
 
-@asynccontextmanager
-async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
-    """Cancels its body as soon as the client is gone, and raises ClientDisconnect."""
-    async with anyio.create_task_group() as tasks:
-        disconnected = False
-        raised: Exception | None = None
+class cancelled_by_disconnect:  # noqa: N801  # used as a function, like asyncio.timeout
+    """Cancels its body as soon as the client is gone, and raises ClientDisconnect.
 
-        async def watch() -> None:
-            nonlocal disconnected
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            disconnected = True
-            tasks.cancel_scope.cancel()
+    By a bare task and `Task.cancel`, as asyncio.timeout does: a task group takes longer than the rest of what
+    the gate does before the first event.
+    """
 
-        tasks.start_soon(watch)
-        try:
-            yield
-        except Exception as error:  # a task group would wrap it
-            raised = error
-        tasks.cancel_scope.cancel()
-    if raised is not None:
-        raise raised
-    if disconnected:
-        raise ClientDisconnect
+    def __init__(self, request: Request) -> None:
+        self._receive, self._disconnected = request.receive, False
+
+    async def __aenter__(self) -> None:
+        body = asyncio.current_task()
+        assert body is not None
+        self._body, self._cancelling = body, body.cancelling()
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._disconnected = True
+        self._body.cancel()  # it waits within its block, where the error will be raised
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.cancel()
+        if not self._disconnected:
+            if self._watching.done() and not self._watching.cancelled():
+                self._watching.result()  # receiving failed
+            return
+        others = self._body.uncancel() > self._cancelling
+        if kind is None or (issubclass(kind, asyncio.CancelledError) and not others):
+            raise ClientDisconnect from None
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]], limit: int) -> AsyncGenerator[T, None]:
