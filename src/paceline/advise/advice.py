@@ -220,6 +220,9 @@ class _RouteAdvisor:
         self._host_factor = self._slower_host(outputs)
         self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
+        if written := [one.recorded for one in outputs if one.rounds]:
+            held = sum(one.cached for one in written) / sum(one.seq.prompt_len for one in written)
+            figures = replace(figures, prefix_overlap=held)
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
         planned = self._config.concurrency or max(1, round(figures.concurrency))
