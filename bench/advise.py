@@ -286,7 +286,7 @@ def main(arguments: Sequence[str]) -> None:
         name = machine.called(args.model)
         result = {
             "machine": {**machine.facts(), "model": name},
-            "command": machine.command("advise", arguments),
+            "command": machine.command("advise", [*_again(args), *(f"--file={one}" for one in state.routes)]),
             "at_once": args.at_once,
             "rows": rows,
             "summary": summary(rows),
@@ -295,12 +295,18 @@ def main(arguments: Sequence[str]) -> None:
         pages.write()
 
 
+def _again(args: argparse.Namespace) -> list[str]:
+    """The same in one call."""
+    return [f"--model={args.model}", f"--requests={args.requests}", f"--at-once={args.at_once}"]
+
+
 def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadline: float) -> None:
     llm = LLM(args.model, trained=args.trained, spec=SpecConfig(), config=EngineConfig(cache_mb=2048))
     heads = {name: llm.drafters[name] for name in llm.trained.values()}
     limits = OutputLimits(args.max_tokens, args.max_prompt, 60 * args.minutes)
-    for name in names:
-        traffic = from_files([_path(name)], classify)
+    for given in names:
+        name = Path(given).name.partition(".")[0]  # of a workload or of a file
+        traffic = from_files([_path(given)], classify)
         halves = split(Traffic(tuple(replace(request, route=name) for request in traffic.requests)))
         if name not in state.routes:
             llm.cost, quiet = confirmed_cost_table(llm.target, llm.cost)

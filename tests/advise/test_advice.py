@@ -234,10 +234,21 @@ def test_json_holds_every_figure() -> None:
     assert figures["flags"]["agents"]["sglang"]
 
 
+def test_the_command_for_the_server_loads_the_drafters_that_routes_need() -> None:
+    head = replace(advised().best, drafters=("suffix", "block", "model"))
+    on, off = advised(best=head), advised(best=head, decision="leave it off")
+    loaded: dict[str, Any] = {"heads": {"block": "mine", "eagle": "other"}, "draft_model": "small"}
+    needs = "--trained mine --draft-model small "
+    assert an_advice(on, **loaded).serve_command == f"paceline serve smollm2-135m {needs}--routes"
+    assert an_advice(off, **loaded).serve_command == "paceline serve smollm2-135m --routes"
+    assert needs in an_advice(on, **loaded).routes_file().splitlines()[0]
+
+
 def test_json_holds_the_routes_file_and_the_entry_of_each_route() -> None:
     one, undecided = advised(), replace(advised(), route="few", decision="too little data")
     figures = json.loads(json.dumps(an_advice(one, undecided).as_dict()))
-    assert figures["routes_file"] == routes_yaml([one, undecided])
+    command = "paceline serve smollm2-135m --routes FILE"
+    assert figures["routes_file"] == routes_yaml([one, undecided], None, command)
     (entry,) = yaml.safe_load(figures["routes"][0]["config"])
     (listed,) = yaml.safe_load(figures["routes_file"])["routes"]
     assert entry == listed

@@ -6,7 +6,13 @@ from statistics import fmean
 import pytest
 
 from paceline.advise.replay import Simulation
-from paceline.advise.target_outputs import OutputLimits, TargetOutput, target_outputs
+from paceline.advise.target_outputs import (
+    PLAIN_ANSWERS,
+    OutputLimits,
+    TargetOutput,
+    plain_rounds,
+    target_outputs,
+)
 from paceline.advise.traffic import TracedRequest, turns_before
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.control import Fixed
@@ -61,3 +67,15 @@ def test_a_replay_of_answers_has_their_rounds(model: Path) -> None:
         assert done.passes == len(one.rounds) - 1
         assert done.tokens == sum(len(r.tokens) for r in one.rounds[1:])
     assert fmean(len(r.tokens) for one in outputs for r in one.rounds) > 1  # else nothing was compared
+
+
+def test_passes_of_one_row_are_timed_without_drafts(model: Path) -> None:
+    llm, requests = toy(model), turns(6)
+    outputs, _ = target_outputs(llm, requests, LIMITS)
+    found = plain_rounds(llm, outputs)
+    assert len(found) == PLAIN_ANSWERS
+    for one, rounds in zip(outputs, found, strict=False):
+        assert all(r.rows == 1 for r in rounds[1:])
+        tokens = [token for r in rounds for token in r.tokens]
+        assert tokens == list(one.recorded.output[: len(tokens)])
+    assert not plain_rounds(llm, [])

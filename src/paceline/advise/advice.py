@@ -17,6 +17,7 @@ from paceline.advise.target_outputs import (
     Progress,
     TargetOutput,
     host_ms,
+    plain_rounds,
     prefill_ms,
     prompt_row_ms,
     target_outputs,
@@ -27,7 +28,7 @@ from paceline.config import SpecConfig, require_between, require_min, require_po
 from paceline.drafters import model_free
 from paceline.errors import UsageError
 from paceline.trace.record import RoundRecord, round_record
-from paceline.types import Controller, Drafter
+from paceline.types import Controller, Drafter, Round
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -214,12 +215,16 @@ class _RouteAdvisor:
         if not outputs:
             return None
         outputs = self._with_hidden(outputs, report)
-        answered = [_rounds(one) for one in outputs if one.rounds]
-        self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
+        answered = [_records(one.rounds) for one in outputs if one.rounds]
+        timed = [*answered, *map(_records, plain_rounds(self._engine.llm, outputs))]
+        self._cost = corrected(self._engine.cost, timed or [request.rounds for request in requests])
         self._prompt_row_ms = prompt_row_ms(outputs)
         self._host_factor = self._slower_host(outputs)
         self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
+        if written := [one.recorded for one in outputs if one.rounds]:
+            held = sum(one.cached for one in written) / sum(one.seq.prompt_len for one in written)
+            figures = replace(figures, prefix_overlap=held)
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
         planned = self._config.concurrency or max(1, round(figures.concurrency))
@@ -490,8 +495,8 @@ def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measur
     return Measured(tokens / passes, plain_ms / spent_ms) if passes and spent_ms else None
 
 
-def _rounds(one: TargetOutput) -> list[RoundRecord]:
-    return [round_record(r, i) for i, r in enumerate(one.rounds)]
+def _records(rounds: Sequence[Round]) -> list[RoundRecord]:
+    return [round_record(r, i) for i, r in enumerate(rounds)]
 
 
 def conditions(

@@ -1,7 +1,7 @@
 """The advice as JSON, and as a page: one HTML file with its charts, which refers to nothing outside."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,19 @@ class Advice:
     rejected: Mapping[str, int]  # records that are no requests, by reason
     training: Training | None = None
     draft_model: str | None = None
+    heads: Mapping[str, str] = field(default_factory=dict)  # names of trained drafters, by kind
+
+    @property
+    def serve_command(self) -> str:
+        """The server with these routes, and with the drafters that they need."""
+        used = {name for one in self.routes if one.enabled for name in one.best.drafters}
+        needs = [f"--trained {name}" for kind, name in self.heads.items() if kind in used]
+        if self.draft_model is not None and "model" in used:
+            needs.append(f"--draft-model {self.draft_model}")
+        return " ".join(["paceline serve", self.target, *needs, "--routes"])
+
+    def routes_file(self, existing: Mapping[str, Any] | None = None) -> str:
+        return routes_yaml(self.routes, existing, f"{self.serve_command} FILE")
 
     @property
     def flags(self) -> dict[str, dict[str, str]]:
@@ -62,7 +75,7 @@ class Advice:
             "target": self.target,
             "machine": dict(self.machine),
             "routes": [one.as_dict() | {"config": route_yaml(one)} for one in self.routes],
-            "routes_file": routes_yaml(self.routes),
+            "routes_file": self.routes_file(),
             "memory": {
                 **asdict(self.memory),
                 "cache_mb": self.memory.cache_mb,

@@ -10,8 +10,15 @@ from paceline.advise.advice import RouteAdvice
 DEFAULT: str = "default"
 
 
-def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | None = None) -> str:
-    """existing: a routes file as read. Its routes keep their order, conditions and limits."""
+def routes_yaml(
+    advised: Sequence[RouteAdvice],
+    existing: Mapping[str, Any] | None = None,
+    command: str = "paceline serve MODEL --routes FILE",
+) -> str:
+    """existing: a routes file as read. Its routes keep their order, conditions and limits.
+
+    command: the server with all drafters that the routes need.
+    """
     undecided = [one for one in advised if one.decision == "too little data"]
     advised = [one for one in advised if one not in undecided]
     by_name = {one.route: one for one in advised}
@@ -22,7 +29,7 @@ def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | No
             route.pop("predicted", None)
             route.update(_settings(one))
     routes, unmatched = _new([one for one in advised if one.route not in known], closed=_is_closed(listed))
-    lines = ["# Written by `paceline advise`."]
+    lines = [f"# Written by `paceline advise`, for: {command}"]
     lines += [f"# {one.route}: {one.reason}" for one in advised]
     lines += [f"# {one.route} is not set here: too little data, {one.reason}" for one in undecided]
     lines += [

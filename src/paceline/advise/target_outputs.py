@@ -16,7 +16,7 @@ from torch import Tensor, cat
 
 from paceline.advise.replay import RecordedOutput
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
-from paceline.config import SamplingParams
+from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
@@ -25,6 +25,8 @@ from paceline.types import Feed, Round, Seq
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
+PLAIN_ANSWERS: Final = 4  # that are begun again without drafts
+PLAIN_TOKENS: Final = 24  # of each
 CHUNK: Final = 256  # tokens of a pass that reads hidden states
 SAMPLING: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logprobs", "choice", "stop"}
 
@@ -150,21 +152,36 @@ def _tokenized(llm: "LLM", request: TracedRequest, recorded: RecordedOutput) -> 
 def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
     before = _copy(seq)
     started = time.perf_counter()
+    rounds, ended = _rounds(llm, seq)
+    recorded = RecordedOutput(before, tuple(seq.output), cached=seq.cached)
+    tokenized = _tokenized(llm, request, recorded)
+    prefill_ms, decode_ms = 1000 * (ended[0] - started), 1000 * (ended[-1] - ended[0])
+    return TargetOutput(tokenized, recorded, prefill_ms, tuple(rounds), decode_ms)
+
+
+def plain_rounds(llm: "LLM", outputs: Sequence[TargetOutput]) -> list[list[Round]]:
+    """The beginnings of some answers again, without drafts: nothing else times passes of one row."""
+    found = []
+    for one in [one for one in outputs if one.rounds][:PLAIN_ANSWERS]:
+        seq = _copy(one.recorded.seq)
+        params = replace(seq.params, max_tokens=min(PLAIN_TOKENS, seq.params.max_tokens), min_tokens=0)
+        again = replace(seq, id=f"{seq.id} plain", params=params, spec=SpecConfig((), max_draft=0))
+        found.append(_rounds(llm, again)[0])
+    return found
+
+
+def _rounds(llm: "LLM", seq: Seq) -> tuple[list[Round], list[float]]:
+    """Those of an answer, the first with its first token, and when each ended."""
     llm.engine.submit(seq)
-    rounds: list[Round] = []
-    first = last = started
+    rounds, ended = list[Round](), list[float]()
     while not rounds or rounds[-1].finish is None:
         for r in llm.engine.step():
             if r.error is not None:
                 raise r.error
-            last = time.perf_counter()
-            if not rounds and r.tokens:
-                first = last
             if r.tokens or r.finish:
                 rounds.append(r)
-    recorded = RecordedOutput(before, tuple(seq.output), cached=seq.cached)
-    tokenized = _tokenized(llm, request, recorded)
-    return TargetOutput(tokenized, recorded, 1000 * (first - started), tuple(rounds), 1000 * (last - first))
+                ended.append(time.perf_counter())
+    return rounds, ended
 
 
 def _copy(seq: Seq) -> Seq:

@@ -112,15 +112,15 @@ def advise(
 
         reports.html.write_text(html(advice), "utf-8")
     if reports.routes is not None:
-        from paceline.advise.routes_file import routes_yaml
-
-        reports.routes.write_text(routes_yaml(advice.routes, existing), "utf-8")
+        reports.routes.write_text(advice.routes_file(existing), "utf-8")
     if reports.json_file == "-":
         print(json.dumps(advice.as_dict()))
         return
     if reports.json_file is not None:
         Path(reports.json_file).write_text(json.dumps(advice.as_dict(), indent=1) + "\n", "utf-8")
     _print(advice)
+    if reports.routes is not None:
+        print(f"{advice.serve_command} {reports.routes}")
 
 
 def _existing(path: Path | None) -> Mapping[str, Any] | None:
@@ -183,6 +183,7 @@ def _advice(
         rejected=recorded.rejected,
         training=training,
         draft_model=drafter.draft_model,
+        heads={kind: name for name, kind in llm.trained.items()},
     )
 
 
