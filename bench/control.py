@@ -7,7 +7,13 @@ controller has learned stays from repeat to repeat; its first is not counted. Hi
 decoding and the fixed lengths of that case. With --trained, the same list without the trained drafters is one
 more way: the list with them must never lose to it.
 
+Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
+wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
+adaptive keeps the bound: for one agent at most 1.02 times the time of plain decoding and 15 tokens, all its
+turns together; for several at least 0.99 of its throughput.
+
 python -m bench control --short --write
+python -m bench control --workload "always wrong,flips every 40" --loads 1,32 --only adaptive
 python -m bench control --short --trained smollm2-135m-block --only adaptive --write
 """
 
@@ -15,8 +21,8 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -32,14 +38,25 @@ from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, hub
 from paceline.drafters import model_free
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.types import Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
 T = TypeVar("T")
 LOADS: Final = (1, 4, 16, 32)
 FIXED: Final = (3, 5, 8)
 PLAIN, ADAPTIVE, HINDSIGHT = "plain", "adaptive", "hindsight best"
 UNTRAINED: Final = "adaptive, untrained"  # the list without trained drafters
+SLOWER, SLOWER_TOKENS = 1.02, 15  # times plain decoding, and tokens: the most that one agent may take
+THROUGHPUT: Final = 0.99  # of plain decoding, at least, for several
+MIXED, WRONG, FLIPS = "mixed", "always wrong", "flips every 40"
+# The kinds of turns of a workload, which come by turns.
+WORKLOADS: Final = {AGENTS: (AGENTS,), CHAT: (CHAT,), MIXED: (AGENTS, CHAT), WRONG: (CHAT,), FLIPS: (CHAT,)}
+ADVERSARIES: Final = {
+    WRONG: 0,
+    FLIPS: 40,
+}  # drafters: tokens of an answer for which each is right, then wrong
 SHORT: Final = [
+    "--workload",
+    "agents,chat,mixed",
     "--loads",
     "1,4,16",
     "--turns",
@@ -70,6 +87,35 @@ class Timing:
         return Timing(self.tokens + other.tokens, self.rounds + other.rounds, self.seconds + other.seconds)
 
 
+class Adversary(Drafter):
+    """Knows the answer: right for so many tokens, wrong for as many, and sure of both. 0: always wrong."""
+
+    def __init__(self, name: str, right: int) -> None:
+        self.name, self._right = name, right
+        self.answers: dict[tuple[int, ...], list[int]] = {}  # by prompt
+        self._of: dict[str, list[int]] = {}  # by sequence
+
+    def begin(self, seq: Seq) -> None:
+        self._of[seq.id] = self.answers.get(tuple(seq.tokens[: seq.prompt_len]), [])
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        first = len(ask.seq.tokens) - ask.seq.prompt_len + len(ask.after)
+        answer = self._of[ask.seq.id][first : first + ask.budget]
+        if not answer:
+            return NO_DRAFT
+        guesses = [t if self._is_right(i) else t ^ 1 for i, t in enumerate(answer, first)]
+        return Draft(tuple(guesses), None, (self.name,) * len(guesses), (0.9,) * len(guesses))
+
+    def _is_right(self, position: int) -> bool:
+        return self._right > 0 and position // self._right % 2 == 0
+
+    def end(self, seq: Seq) -> None:
+        self._of.pop(seq.id, None)
+
+
 class Runs:
     """One controller for each way, on the one target."""
 
@@ -83,6 +129,7 @@ class Runs:
         )
         self._config = EngineConfig(max_batch=max(LOADS), cache_mb=llm.engine.config.cache_mb)
         self._heads = {name: d for name, d in llm.drafters.items() if d.taps}
+        self._adversaries = {name: Adversary(name, right) for name, right in ADVERSARIES.items()}
         self._controllers = {way: Rate(llm.cost or None) for way in ways}
 
     def read(self, turns: Sequence[Turn]) -> None:
@@ -93,21 +140,30 @@ class Runs:
             while engine.busy:
                 engine.step()
 
-    def rates(
-        self, case: Case, turns: Sequence[Turn], seed: int, rng: random.Random
-    ) -> dict[str, tuple[float, float]]:
-        """Tokens per second of decoding, all agents together, and tokens per pass of one: of each way."""
+    def timings(self, case: Case, turns: Sequence[Turn], seed: int, rng: random.Random) -> dict[str, Timing]:
+        """Of decoding, all agents together: of each way."""
         engines = {way: self._engine(controller) for way, controller in self._controllers.items()}
         done = dict.fromkeys(engines, Timing())
         params = SamplingParams(temperature=case.temperature, seed=seed, max_tokens=self._tokens)
+        adversary = self._adversaries.get(case.workload)
         for group in groups(turns, case.load):
+            if adversary is not None:
+                self._tell(adversary, group, params)
             for way in rng.sample(list(engines), len(engines)):
-                seqs = [self._seq(turn, params, self._ways[way]) for turn in group]
-                done[way] += answered(engines[way], seqs)
-        return {way: (t.tokens / t.seconds, t.tokens / t.rounds) for way, t in done.items()}
+                spec = self._ways[way]
+                if adversary is not None and spec.max_draft:
+                    spec = replace(spec, drafters=(adversary.name,))
+                done[way] += answered(engines[way], [self._seq(turn, params, spec) for turn in group])
+        return done
+
+    def _tell(self, adversary: Adversary, group: Sequence[Turn], params: SamplingParams) -> None:
+        """The answers, which are the same in every way."""
+        seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in group]
+        answered(self._engine(), seqs)
+        adversary.answers = {tuple(seq.tokens[: seq.prompt_len]): seq.output for seq in seqs}
 
     def _engine(self, controller: Rate | None = None) -> Engine:
-        drafters = {**model_free(), **self._heads}
+        drafters = {**model_free(), **self._heads, **self._adversaries}
         return Engine(self._target, drafters, controller or Rate(), config=self._config, eos=self._eos)
 
     def _seq(self, turn: Turn, params: SamplingParams, spec: SpecConfig) -> Seq:
@@ -154,17 +210,17 @@ def measure(
     for turns in by_workload.values():
         runs.read(turns)
     for case in cases:
-        rates: dict[str, list[tuple[float, float]]] = {way: [] for way in specs}
+        timings: dict[str, list[Timing]] = {way: [] for way in specs}
         for repeat in range(repeats + 1):
-            found = runs.rates(case, by_workload[case.workload], 100 * repeat, rng)
+            found = runs.timings(case, by_workload[case.workload], 100 * repeat, rng)
             if repeat:
                 for way, one in found.items():
-                    rates[way].append(one)
-        yield row(case, rates)
+                    timings[way].append(one)
+        yield row(case, timings)
 
 
-def row(case: Case, rates: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
-    speeds = {way: [speed for speed, _ in found] for way, found in rates.items()}
+def row(case: Case, timings: dict[str, list[Timing]]) -> dict[str, Any]:
+    speeds = {way: [t.tokens / t.seconds for t in found] for way, found in timings.items()}
     best = max((way for way in speeds if way not in (ADAPTIVE, UNTRAINED)), key=lambda w: median(speeds[w]))
     against = {
         way: asdict(Spread.of([a / b for a, b in zip(found, speeds[PLAIN], strict=True)]))
@@ -177,11 +233,24 @@ def row(case: Case, rates: dict[str, list[tuple[float, float]]]) -> dict[str, An
         **asdict(case),
         "tokens_per_s": {way: asdict(Spread.of(found)) for way, found in speeds.items()},
         "against_plain": against,
+        "bound": bound(case, median([t.tokens for t in timings[PLAIN]])),
         "best": best,
         "against_best": asdict(Spread.of(hindsight)),
         "against_untrained": asdict(Spread.of(untrained)) if UNTRAINED in speeds else None,
-        "tokens_per_pass": {way: median([t for _, t in found]) for way, found in rates.items()},
+        "tokens_per_pass": {way: median([t.tokens / t.rounds for t in ts]) for way, ts in timings.items()},
     }
+
+
+def bound(case: Case, tokens: float) -> float:
+    """The least speed, in times plain decoding. tokens: of one agent in all its turns."""
+    return 1 / (SLOWER + SLOWER_TOKENS / tokens) if case.load == 1 else THROUGHPUT
+
+
+def _holds(r: dict[str, Any]) -> str:
+    """Results of earlier versions have no bound."""
+    if "bound" not in r:
+        return "-"
+    return f"{'yes' if r['against_plain'][ADAPTIVE]['median'] >= r['bound'] else 'no'}, {r['bound']:.3f}"
 
 
 def _against(way: str) -> Column:
@@ -204,7 +273,8 @@ COLUMNS: Final = (
     Column("agents", "load"),
     Column("plain, tokens/s", lambda r: f"{r['tokens_per_s'][PLAIN]['median']:.0f}"),
     *(_against(f"fixed {k}") for k in FIXED),
-    Column("adaptive", lambda r: Spread(**r["against_plain"][ADAPTIVE]).text(2)),
+    Column("adaptive", lambda r: Spread(**r["against_plain"][ADAPTIVE]).text(3)),
+    Column("holds", _holds),
     Column(HINDSIGHT, lambda r: f"{r['best']}: {r['against_plain'][r['best']]['median']:.2f}"),
     Column("adaptive / best", lambda r: f"{r['against_best']['median']:.2f}"),
     Column("with / without trained", _against_untrained),
@@ -219,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trained", action="append", default=[], help="adds this drafter to the list")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--workload", default=",".join(WORKLOADS), help="names, with commas between them")
     parser.add_argument("--loads", type=_whole_numbers, default=list(LOADS), help="agents at once")
     parser.add_argument("--temperature", type=_numbers, default=[0.0, 0.7, 1.5])
     parser.add_argument("--data", type=Path, default=workload.data_folder(), help="recorded traffic")
@@ -227,14 +298,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=[ADAPTIVE], help="leave out the fixed lengths")
-    parser.add_argument("--short", action="store_true", help="SmolLM2 in about 10 minutes on two quiet cores")
+    parser.add_argument("--short", action="store_true", help="SmolLM2 in about 15 minutes on two quiet cores")
     parser.add_argument("--write", action="store_true", help="write bench/results and its page")
     options = parser.parse_args([*SHORT, *given] if "--short" in given else given)
     config = EngineConfig(device=options.device, threads=options.threads, max_batch=max(LOADS))
     llm = LLM(options.model, trained=options.trained, config=config)
     chosen = files(options.data)
     every, _ = gather(chosen, llm.tokenizer, llm.constraints, options.turns, options.max_prompt)
-    turns = {kind: [turn for turn in every if turn.kind == kind][: options.turns] for kind in (AGENTS, CHAT)}
+    by_kind = {kind: [turn for turn in every if turn.kind == kind] for kind in (AGENTS, CHAT)}
+    turns = {name: chosen_turns(by_kind, name, options.turns) for name in _workloads(options.workload)}
     drafters, trained = SpecConfig().drafters, tuple(llm.trained.values())
     specs = ways(drafters, trained)
     if options.only:
@@ -259,6 +331,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = {"machine": about, "command": machine.command("control", given), "rows": rows}
         results_folder.write(result, f"control-{name}" + ("-trained" if llm.trained else ""))
         pages.write()
+
+
+def chosen_turns(by_kind: dict[str, list[T]], workload: str, number: int) -> list[T]:
+    """The first turns of a workload; its kinds come by turns."""
+    kinds = [by_kind[kind] for kind in WORKLOADS[workload]]
+    return list(chain.from_iterable(zip(*kinds, strict=False)))[:number]
+
+
+def _workloads(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise SystemExit(f"--workload {unknown[0]!r}: expected some of {', '.join(WORKLOADS)}")
+    return names
 
 
 def _numbers(text: str) -> list[float]:

@@ -1,16 +1,40 @@
-from bench.control import ADAPTIVE, COLUMNS, PLAIN, UNTRAINED, Case, answered, groups, row, ways
+import pytest
+
+from bench.control import (
+    ADAPTIVE,
+    COLUMNS,
+    FLIPS,
+    MIXED,
+    PLAIN,
+    UNTRAINED,
+    WRONG,
+    Adversary,
+    Case,
+    Timing,
+    answered,
+    bound,
+    chosen_turns,
+    groups,
+    row,
+    ways,
+)
 from bench.table import Table
 from paceline import SamplingParams, SpecConfig
 from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.testing import ToyTarget
-from paceline.types import Seq
+from paceline.types import Ask, Seq
+
+
+def timing(speed: float) -> Timing:
+    """Two tokens a pass, for 10 seconds."""
+    return Timing(int(10 * speed), int(5 * speed), 10.0)
 
 
 def test_a_row_compares_with_plain_decoding_and_with_the_best_fixed_length() -> None:
     speeds = {PLAIN: 100.0, "fixed 3": 150.0, "fixed 5": 120.0, "fixed 8": 90.0, ADAPTIVE: 165.0}
-    made = row(Case("agents", 0.0, 4), {way: [(speed, 2.0)] * 3 for way, speed in speeds.items()})
+    made = row(Case("agents", 0.0, 4), {way: [timing(speed)] * 3 for way, speed in speeds.items()})
     assert made["best"] == "fixed 3"
     assert made["against_plain"][ADAPTIVE]["median"] == 1.65
     assert made["against_best"]["median"] == 1.1
@@ -20,7 +44,7 @@ def test_a_row_compares_with_plain_decoding_and_with_the_best_fixed_length() -> 
 
 def test_the_list_with_a_trained_drafter_is_compared_with_the_list_without_it() -> None:
     speeds = {PLAIN: 100.0, ADAPTIVE: 132.0, UNTRAINED: 120.0}
-    made = row(Case("chat", 0.0, 1), {way: [(speed, 2.0)] * 3 for way, speed in speeds.items()})
+    made = row(Case("chat", 0.0, 1), {way: [timing(speed)] * 3 for way, speed in speeds.items()})
     assert made["best"] == PLAIN
     assert made["against_untrained"]["median"] == 1.1
     (cells,) = Table.of(COLUMNS, [made]).rows
@@ -49,3 +73,34 @@ def test_tokens_count_once_every_agent_has_its_first() -> None:
     timing = answered(engine, [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)])
     assert (timing.tokens, timing.rounds) == (3 * 4, 3 * 4)
     assert timing.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("load", "speed", "holds"),
+    [(1, 96.7, "yes, 0.966"), (1, 96.4, "no, 0.966"), (4, 99.1, "yes, 0.990"), (4, 98.9, "no, 0.990")],
+)
+def test_a_row_says_whether_the_bound_holds(load: int, speed: float, holds: str) -> None:
+    """1,000 tokens of one agent: 1.02 times their time and that of 15 of them."""
+    made = row(Case("chat", 0.0, load), {PLAIN: [timing(100.0)], ADAPTIVE: [timing(speed)]})
+    (cells,) = Table.of(COLUMNS, [made]).rows
+    assert cells[8] == holds
+    assert bound(Case("chat", 0.0, 1), 10) == pytest.approx(1 / 2.52)
+
+
+def test_mixed_turns_alternate() -> None:
+    turns = {"agents": ["a", "b", "c"], "chat": ["x", "y"]}
+    assert chosen_turns(turns, MIXED, 3) == ["a", "x", "b"]
+    assert chosen_turns(turns, WRONG, 3) == ["x", "y"]
+
+
+def test_an_adversary_is_sure_of_right_and_of_wrong_tokens() -> None:
+    answer = list(range(10, 110))
+    seq = Seq("s", [1, 2], 2)
+    for name, right in ((WRONG, 0), (FLIPS, 40)):
+        drafter = Adversary(name, right)
+        drafter.answers = {(1, 2): answer}
+        drafter.begin(seq)
+        (draft,) = drafter.draft([Ask(seq, 100)])
+        assert set(draft.scores) == {0.9}
+        found = [a == b for a, b in zip(draft.tokens, answer, strict=True)]
+        assert found == [bool(right) and not 40 <= i < 80 for i in range(100)]
