@@ -238,10 +238,12 @@ class DrafterList(Drafter):
             except Exception as problem:
                 self._log_failure(drafter, "the request continues", problem)
 
-    def readers(self, seq: Seq) -> tuple[tuple[str, ...], set[int]]:
-        """The drafters that read this sequence in this pass, and their taps."""
-        reading = [d for d in self._tapped if self._policy.reads(d.name, seq)]
-        return tuple(d.name for d in reading), {tap for d in reading for tap in d.taps}
+    def readers(self, seq: Seq) -> tuple[str, ...]:
+        """The drafters that read this sequence in this pass."""
+        return tuple([d.name for d in self._tapped if self._policy.reads(d.name, seq)])
+
+    def taps_of(self, names: Sequence[str]) -> set[int]:
+        return {tap for d in self._tapped if d.name in names for tap in d.taps}
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         self.show_hidden(hidden_rows, {rows.seq.id: [d.name for d in self._tapped] for rows in hidden_rows})

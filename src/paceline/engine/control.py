@@ -233,7 +233,8 @@ class Rate(Controller, DraftPolicy):
 
     def reads(self, drafter: str, seq: Seq) -> bool:
         reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter)
-        self._readers[drafter] += reads
+        if reads:
+            self._readers[drafter] += 1
         return reads
 
     def _may_read(self, text: _Text, drafter: str) -> bool:

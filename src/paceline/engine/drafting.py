@@ -88,8 +88,9 @@ class Drafting:
             if s.seq.reader is not None:
                 taps.update(s.seq.reader.taps)
             if (drafter := self.drafter(s.seq)).taps:
-                s.readers, of_seq = drafter.readers(s.seq)
-                taps.update(of_seq)
+                s.readers = drafter.readers(s.seq)
+                if s.readers:
+                    taps.update(drafter.taps_of(s.readers))
         return tuple(sorted(taps))
 
     def plan(self, scheduled: Sequence[Scheduled], waiting: int = 0) -> None:

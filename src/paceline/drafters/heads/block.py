@@ -62,7 +62,7 @@ def _contiguous(hidden_rows: HiddenRows) -> tuple[int, int, Mapping[int, Tensor]
 
 
 _NO_LOGITS: Final[tuple[Floats | None, float]] = (None, 0.0)
-MAX_PENDING: Final = 16  # hidden rows of a sequence that wait for its next draft
+MAX_PENDING: Final = 64  # hidden rows of a sequence that wait for its next draft
 MIN_BLOCK_ROWS: Final = 4  # the head was not trained with far fewer
 
 
@@ -96,11 +96,13 @@ class BlockDrafter(Drafter):
         return (self._cache.last_used(seq.id) if pending is None else pending.stop - 1) == last
 
     def end(self, seq: Seq) -> None:
-        self._blocks.pop(seq.id, None)
+        """Rows of an answer without drafts are not worth their time; a prompt may come again."""
+        drafted, pending = self._blocks.pop(seq.id, None) is not None, self._pending.get(seq.id)
         try:
-            if seq.id in self._pending:
+            if pending is not None and seq.remember and (drafted or pending.start < seq.prompt_len):
                 self._cache_pending([seq.id])
         finally:
+            self._pending.pop(seq.id, None)
             self._cache.end(seq)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
