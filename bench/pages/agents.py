@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import prefetch, results_folder
-from bench.runs import effects, prefetched, restarts
+from bench.runs import effects, restarts
 from bench.table import Table
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
@@ -30,13 +30,6 @@ def predicted() -> Lines:
     lines = []
     for result in results_folder.read("prefetch"):
         lines += [prefetch.about(result), "", *Table.of(prefetch.SHORT, result["rows"]).markdown()]
-    for result in results_folder.read("prefetched"):
-        lines += [
-            "",
-            _about(result, "whole recorded runs over HTTP, tools of 300 ms, answers prescribed"),
-            "",
-            *Table.of(prefetched.COLUMNS, result["rows"]).markdown(),
-        ]
     return lines
 
 

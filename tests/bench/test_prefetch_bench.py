@@ -10,10 +10,6 @@ import pytest
 from bench import prefetch, results_folder
 from bench.pages import agents, results_page
 from bench.prefetch import Score, evaluate, in_order, reads, tenant
-from bench.runs import prefetched
-from bench.serve.http_client import Refused
-from paceline.text.tool_calls import parse_tool_calls
-from paceline.text.tool_calls.formats import HERMES
 from support.agent_runs import FUNCTIONS, Shop
 
 TOOLS: list[Any] = [{"type": "function", "function": function} for function in FUNCTIONS.values()]
@@ -95,79 +91,3 @@ def test_results_have_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "other customers of the same agent as history" in page
     assert agents.page("agents.md", page) == page
     assert len(prefetch.SHORT) == len(prefetch.COLUMNS) - 3
-
-
-RECORDED: dict[str, Any] = {
-    "tools": [
-        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-        for name in ("get_order", "cancel_order")
-    ],
-    "messages": [
-        {"role": "user", "content": "Cancel it."},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "a", "function": {"name": "get_order", "arguments": '{"id": 1}'}},
-                {"id": "b", "function": {"name": "cancel_order", "arguments": '{"id": 1}'}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "a", "content": "open"},
-        {"role": "tool", "tool_call_id": "b", "content": "cancelled"},
-        {"role": "assistant", "content": "Done."},
-    ],
-}
-
-
-def test_answers_are_prescribed_as_their_model_writes_calls() -> None:
-    text = prefetched.prescribed(RECORDED["messages"][1])
-    content, calls, errors = parse_tool_calls(text, HERMES)
-    assert [(call.name, call.arguments) for call in calls] == [
-        ("get_order", {"id": 1}),
-        ("cancel_order", {"id": 1}),
-    ]
-    assert not content.strip()
-    assert not errors
-    assert prefetched.prescribed(RECORDED["messages"][4]) == "Done."
-
-
-def served(calls: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    made = [
-        {"index": i, "function": {"name": name, "arguments": given}} for i, (name, given) in enumerate(calls)
-    ]
-    guess = {"function": {"name": "get_order", "arguments": '{"id": 1}'}, "probability": 0.9}
-    return [{"predicted_tool_calls": [guess]}, {"choices": [{"delta": {"tool_calls": made}}]}]
-
-
-def test_both_ways_have_the_same_results_and_effects(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[dict[str, Any]]()
-
-    def events(port: int, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        asked.append(body)
-        both = [("get_order", '{"id": 1}'), ("cancel_order", '{"id": 1}')]
-        return (
-            served(both) if len(body["messages"]) == 1 else [{"choices": [{"delta": {"content": "Done."}}]}]
-        )
-
-    monkeypatch.setattr(prefetched, "events", events)
-    monkeypatch.setattr(prefetched, "TOOL_S", 0.0)
-    ahead, plain = (prefetched.replay(1, "m", RECORDED, way) for way in (True, False))
-    assert ahead.results == plain.results
-    assert [result for _, result in ahead.results] == ["open", "cancelled"]
-    assert ahead.effects == plain.effects == [("cancel_order", '{"id":1}')]
-    assert [("predict_tool_calls" in body, body["user"]) for body in asked[::2]] == [
-        (True, "agent"),
-        (False, "without"),
-    ]
-    assert asked[0]["structured_outputs"] == {"choice": [prefetched.prescribed(RECORDED["messages"][1])]}
-    row = prefetched.row("shop", 3, [{True: ahead, False: plain}])
-    assert (row["used"], row["calls"], row["equal"]) == (1, 2, True)
-    plain.effects.clear()
-    assert not prefetched.row("shop", 3, [{True: ahead, False: plain}])["equal"]
-
-
-def test_another_answer_than_the_one_prescribed_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetched, "events", lambda *_: served([("get_order", '{"id": 1}')]))
-    monkeypatch.setattr(prefetched, "TOOL_S", 0.0)
-    with pytest.raises(Refused, match="prescribed"):
-        prefetched.replay(1, "m", RECORDED, True)
