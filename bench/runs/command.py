@@ -2,6 +2,9 @@
 
 paceline's server and llama.cpp's, on the same GGUF file, each in turn on the same machine; if named, vLLM's
 and Transformers' on the same weights in float32.
+
+In pieces, where a quiet machine is to be had for some minutes only: each with `--skip` and its own
+conversations, with the same `--rounds` and one setting of `--llama`; from the second on with `--add`.
 """
 
 import argparse
@@ -9,8 +12,8 @@ import shlex
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +38,7 @@ from bench.runs.arms import (
     transformers_python,
 )
 from bench.runs.conversations import FILES, Conversation
-from bench.runs.replay import HISTORIES
+from bench.runs.replay import HISTORIES, Run, Turn
 from bench.runs.rounds import STATES, Outcome, Plan, Rounds
 from bench.runs.rows import ratios, rows, tables, texts
 from bench.serve import servers
@@ -58,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--systems", type=_names, default=list(DEFAULT), help=",".join(SYSTEMS))
     made.add_argument("--sources", type=_names, default=list(FILES), help=",".join(FILES))
     made.add_argument("--conversations", type=int, default=8)
+    made.add_argument("--skip", type=int, default=0, help="conversations that come before those")
+    made.add_argument("--add", action="store_true", help="to the stored runs of other conversations")
     made.add_argument("--turns", type=int, default=8, help="of a conversation, at most")
     made.add_argument("--max-prompt", type=int, default=4096, help="tokens: a conversation ends before that")
     made.add_argument("--max-tokens", type=int, default=64, help="of an answer")
@@ -79,12 +84,14 @@ def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[
     chosen = conversations.choose(
         Tokenizer.load(path),
         options.sources,
-        options.conversations,
+        options.skip + options.conversations,
         options.turns,
         options.max_prompt,
         options.seed,
-    )
-    report(opening(chosen))
+    )[options.skip :]
+    if not chosen:
+        raise SystemExit(f"--skip: there are no more than {options.skip} conversations")
+    report(opening(facts_of(chosen)))
     server = PacelineServer(options.model, options.threads)
     arms = paceline_arms(server, "plain" in options.systems) if OURS in options.systems else []
     limit_s = 60 * options.minutes if options.minutes else float("inf")
@@ -153,10 +160,16 @@ def longest_context(plan: Plan, options: argparse.Namespace) -> int:
     return int(longest + options.max_tokens + ROOM)
 
 
-def opening(chosen: Sequence[Conversation]) -> str:
-    turns, sources = sum(len(one.turns) for one in chosen), Counter(one.source for one in chosen)
+def facts_of(chosen: Sequence[Conversation]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "prompt_tokens": list(one.prompt_tokens)} for one in chosen]
+
+
+def opening(chosen: Sequence[Mapping[str, Any]]) -> str:
+    """chosen: facts of conversations."""
+    sources = Counter(one["name"].split(" ")[0] for one in chosen)
     counts = ", ".join(f"{count} of {source}" for source, count in sources.items())
-    longest = max(max(one.prompt_tokens) for one in chosen)
+    turns = sum(len(one["prompt_tokens"]) for one in chosen)
+    longest = max(max(one["prompt_tokens"]) for one in chosen)
     return f"{len(chosen)} conversations ({counts}), {turns} turns, prompts of up to {longest} tokens"
 
 
@@ -164,18 +177,49 @@ def result_of(plan: Plan, outcome: Outcome, tried: dict[str, float]) -> dict[str
     if not outcome.runs:
         raise SystemExit(f"no conversation was answered by all servers: {outcome.failed}")
     return {
-        "opening": opening(outcome.conversations),
-        "conversations": [
-            {"name": one.name, "prompt_tokens": list(one.prompt_tokens)} for one in outcome.conversations
-        ],
+        "conversations": facts_of(outcome.conversations),
         "rounds": outcome.rounds,
         "seconds": round(outcome.seconds),
         "tried": {name: round(seconds, 2) for name, seconds in tried.items()},
         "commands": outcome.commands,
         "failed": outcome.failed,
-        "rows": rows(outcome.runs),
-        "ratios": ratios(outcome.runs),
-        "texts": texts(outcome.runs),
+        **summary(facts_of(outcome.conversations), outcome.runs),
+    }
+
+
+def summary(chosen: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "opening": opening(chosen),
+        "rows": rows(runs),
+        "ratios": ratios(runs),
+        "texts": texts(runs),
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def joined(stored: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored runs of other conversations and those measured: pieces of one measurement.
+
+    A round of the whole has the runs of that round in every piece, so only rounds count that all have.
+    """
+    names = {one["name"] for one in measured["conversations"]}
+    chosen = [one for one in stored["conversations"] if one["name"] not in names]
+    chosen += measured["conversations"]
+    number = min(stored["rounds"], measured["rounds"])
+    raw = [run for run in stored["runs"] if run["conversation"] not in names] + measured["runs"]
+    runs = [
+        Run(**{**run, "turns": tuple(Turn(**turn) for turn in run["turns"])})
+        for run in raw
+        if run["round"] < number
+    ]
+    return {
+        **measured,
+        "conversations": chosen,
+        "rounds": number,
+        "seconds": stored["seconds"] + measured["seconds"],
+        "tried": stored["tried"] | measured["tried"],
+        "failed": stored["failed"] | measured["failed"],
+        **summary(chosen, runs),
     }
 
 
@@ -200,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     servers.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 180)
     measured = measure(options, lambda text: console.print(text, markup=False, highlight=False))
+    if options.add:
+        measured = joined(results_folder.read_one(f"runs-{options.model}"), measured)
     settings = {name: value for name, value in vars(options).items() if name not in ("model", "write")}
     result = {
         "machine": {"model": options.model, **machine.facts()},

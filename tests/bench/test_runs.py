@@ -349,3 +349,23 @@ def test_results_have_their_sections(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = readme.whole_runs(stored)
     assert lines[0][1:] == ["**1.0**", "2.0", "3.0 (llama.cpp plain), 3.0 times"]
     assert lines[1][2] == "-"
+
+
+def test_pieces_are_joined_into_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def piece(*names: str, rounds: int = 2) -> dict[str, Any]:
+        plan = Plan(arms(), [a_conversation(name) for name in names], rounds)
+        outcome, _ = run(monkeypatch, plan)
+        return command.result_of(plan, outcome, {})
+
+    monkeypatch.setattr(rounds, "timed", lambda call: 0.0)
+    first, second = piece("a", "b"), piece("c")
+    stored = json.loads(json.dumps(first))
+    whole, at_once = command.joined(stored, second), piece("a", "b", "c")
+    for name in ("opening", "rows", "ratios", "texts", "conversations", "rounds"):
+        assert whole[name] == at_once[name], name
+    again = command.joined(json.loads(json.dumps(whole)), piece("b"))  # measured anew
+    assert again["ratios"] == at_once["ratios"]
+    assert len(again["runs"]) == len(whole["runs"])
+    shorter = command.joined(stored, piece("c", rounds=1))
+    assert shorter["rounds"] == 1
+    assert {run["round"] for run in shorter["runs"]} == {0}

@@ -14,6 +14,7 @@ from paceline.server.tool_prediction.conversation import (
     MAX_LEAVES,
     Conversation,
     canonical,
+    dates,
     form_of,
     leaves,
     text_values,
@@ -164,7 +165,7 @@ def test_a_value_fits_a_schema_or_is_none(value: Any, kind: Any, expected: Any) 
 
 def test_places_are_named_without_ids_and_indices() -> None:
     result = {"orders": ["#W1", "#W2"], "cards": {"visa_17": {"owner": "Ada"}}}
-    assert list(leaves(result)) == [
+    assert [(path, value) for path, value, _ in leaves(result)] == [
         ("orders[*]", "#W1"),
         ("orders[*]", "#W2"),
         ("cards.~", "visa_17"),
@@ -176,6 +177,82 @@ def test_places_are_named_without_ids_and_indices() -> None:
     assert ("Names", "Ada Lovelace") in found
     assert ("quoted", "my notes.txt") in found
     assert (form_of("#W9502127"), "#W9502127") in found
+
+
+def test_values_have_the_words_beside_them() -> None:
+    items = [{"name": "Desk Lamp", "id": "p1"}, {"name": "Kettle", "id": "p2"}]
+    beside = {value: near for path, value, near in leaves({"items": items}) if path == "items[*].id"}
+    assert beside == {"p1": {"desk", "lamp"}, "p2": {"kettle"}}
+    table = {"Desk Lamp": "17", "Kettle": "18", "Stool": "19", "Mirror": "20"}
+    assert list(leaves(table))[:2] == [("*", "17", {"desk", "lamp"}), ("*", "18", {"kettle"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("on November 15, 2026.", ["2026-11-15"]),
+        ("the 3rd of May 2026", ["2026-05-03"]),
+        ("from May 20 to May 27th", ["2024-05-20", "2024-05-27"]),
+        ("12 apples, may be", []),
+    ],
+)
+def test_dates_in_words_are_read_as_tools_want_them(text: str, expected: list[str]) -> None:
+    assert [value for _, value in dates(text, "2024")] == expected
+
+
+def test_the_year_of_a_date_is_the_systems() -> None:
+    chat = Conversation([{"role": "system", "content": "It is 2024-05-15 now."}, *user("On May 20, please.")])
+    assert list(chat.sources["u:date"].values.values()) == ["2024-05-20"]
+
+
+def test_names_and_large_numbers_are_split_and_joined() -> None:
+    found = list(text_values("I am Yusuf Rossi and have 20,000 points"))
+    assert ("Names first", "Yusuf") in found
+    assert ("Names last", "Rossi") in found
+    assert ("9,9", "20000") in found
+
+
+def test_the_thing_that_the_user_names_is_the_one_looked_up() -> None:
+    things = ["lamp", "kettle", "stool", "mirror", "carpet", "teapot"]
+    tool = function("get_product", product_id="string")
+    rng, history = random.Random(1), list[tuple[list[Message], list[Call]]]()
+    for _ in range(30):
+        here = rng.sample(things, 4)
+        listed = [{"name": name, "product_id": str(rng.randrange(10**6, 10**7))} for name in here]
+        wanted = rng.choice(listed)
+        call = {"id": "c", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
+        messages: list[Message] = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": json.dumps({"items": listed})},
+            *user(f"Are there other colours of the {wanted['name']}?"),
+        ]
+        history.append((messages, [("get_product", {"product_id": wanted["product_id"]})]))
+    predictor, right = ToolCallPredictor(), 0
+    for number, (messages, calls) in enumerate(history):
+        forecast = predictor.predict(Conversation(messages), {"get_product": tool})
+        right += number >= 15 and texts(forecast.calls(P, 1)) == [(n, canonical(a)) for n, a in calls]
+        predictor.learn(forecast, calls)
+    assert right >= 13  # of 15; by chance 4
+
+
+def test_arguments_of_a_new_tool_are_found_by_their_names() -> None:
+    known = learned(12)
+    call = {"id": "c", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
+    messages: list[Message] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": json.dumps({"parcel_id": "P-77"})},
+    ]
+    tools = {"track": function("track", parcel_id="string"), "clock": function("clock")}
+    forecast = known.predict(Conversation(messages), tools)
+    assert forecast.calls(0.0, 9) == ()  # who says that it is called?
+    assert texts(forecast.given_name("track", 0.0, 1)) == [("track", '{"parcel_id":"P-77"}')]
+    assert texts(forecast.given_name("clock", P, 1)) == [("clock", "{}")]
+
+
+def test_numbers_are_written_as_the_tool_had_them() -> None:
+    tool = function("convert", liter="number")
+    history = [(user(f"How much are {n} liters?"), [("convert", {"liter": float(n)})]) for n in (20, 35, 50)]
+    assert texts(one_call(history, tool).calls(P, 1)) == [("convert", '{"liter":50.0}')]
 
 
 def test_events_name_calls_and_their_errors() -> None:

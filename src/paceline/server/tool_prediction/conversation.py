@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from paceline.text import content_text
@@ -25,6 +25,7 @@ MAX_LEAVES: Final = 400  # of one result
 MAX_TEXT: Final = 4000  # characters of a message that are searched for values, its end
 MAX_VALUE: Final = 120  # characters of a value that can be copied
 MAX_DEPTH: Final = 8  # of a result
+MAX_BESIDE: Final = 6  # texts of an object that say what its ids are
 
 _WORD: Final = re.compile(r"[a-z]+")
 _TOKEN: Final = re.compile(r"[^\s,;!?()\[\]{}<>\"“”`*]+")
@@ -32,6 +33,15 @@ _QUOTED: Final = re.compile(
     r"(?<!\w)'([^\n]{1,120}?)'(?!\w)|\"([^\"\n]{1,120})\"|`([^`\n]{1,120})`|“([^”\n]{1,120})”"
 )
 _NAMES: Final = re.compile(r"[A-Z][a-zA-Z]+(?: [A-Z][a-zA-Z]+)+")
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH: Final = rf"(?:{'|'.join(_MONTHS)})[a-z]{{0,6}}\.?"
+_DATE: Final = re.compile(
+    rf"\b(?:(?P<month>{_MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}})\b)?"
+    rf"|(?P<day2>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<month2>{_MONTH})(?:,? (?P<year2>\d{{4}})\b)?)",
+    re.IGNORECASE,
+)
+_YEAR: Final = re.compile(r"\b(\d{4})-\d{2}-\d{2}\b")
+_THOUSANDS: Final = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
 _EMAIL: Final = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]*\w")
 _RUNS: Final = re.compile(r"[A-Z]+|[a-z]+|[0-9]+")
 _ERROR: Final = re.compile(r"\s*(?:error|\{\s*\"error\")", re.IGNORECASE)
@@ -54,6 +64,7 @@ class Source:
 
     values: dict[str, Any] = field(default_factory=dict)  # by their JSON
     age: int = 0  # calls since it was written
+    near: dict[str, frozenset[str]] = field(default_factory=dict)  # words beside a value, by its JSON
 
 
 class Conversation:
@@ -107,6 +118,16 @@ class Conversation:
         return frozenset(_WORD.findall(self.last_user_text.lower()))
 
     @cached_property
+    def earlier_words(self) -> frozenset[str]:
+        """Of the user's messages before the last one."""
+        return frozenset(_WORD.findall(" ".join(self.user_texts[:-1]).lower()))
+
+    @cached_property
+    def forms(self) -> frozenset[str]:
+        """Of ids in the user's last message."""
+        return frozenset(form for form, _ in text_values(self.last_user_text, ids_only=True))
+
+    @cached_property
     def since_user(self) -> list[str]:
         """The events after the user's last message."""
         for i in range(len(self.events) - 1, -1, -1):
@@ -119,6 +140,12 @@ class Conversation:
         """How this run goes on after results: calls directly, answers first, or both."""
         after = {next_event == "A" for event, next_event in pairwise(self.events) if event not in ("U", "A")}
         return "both" if len(after) > 1 else "answers" if after == {True} else "calls" if after else ""
+
+    @cached_property
+    def year(self) -> str:
+        """Of the first date in the system's text."""
+        found = _YEAR.search(self.system)
+        return found[1] if found else ""
 
     @cached_property
     def used(self) -> dict[str, set[str]]:
@@ -138,21 +165,23 @@ class Conversation:
     def sources(self) -> dict[str, Source]:
         sources: dict[str, Source] = {}
 
-        def add(name: str, value: Any, age: int) -> None:
-            source = sources.setdefault(name, Source(age=age))
-            source.values.setdefault(canonical(value), value)
+        def add(name: str, value: Any, age: int, near: frozenset[str] = frozenset()) -> None:
+            source, text = sources.setdefault(name, Source(age=age)), canonical(value)
+            source.values.setdefault(text, value)
+            if near:
+                source.near.setdefault(text, near)
 
         read: dict[str, int] = {}
         for age, call in enumerate(reversed(self.calls)):
             read[call.name] = read.get(call.name, 0) + 1
             if read[call.name] > MAX_RESULTS:
                 continue
-            for path, value in leaves(call.arguments):
+            for path, value, _ in leaves(call.arguments):
                 add(f"a:{call.name}:{path}", value, age)
-            for path, value in _result_values(call.result or ""):
-                add(f"r:{call.name}:{path}", value, age)
+            for path, value, near in _result_values(call.result or ""):
+                add(f"r:{call.name}:{path}", value, age, near)
         for age, text in enumerate(reversed(self.user_texts)):
-            for form, value in text_values(text):
+            for form, value in (*text_values(text), *dates(text, self.year)):
                 add(f"u:{form}" if age == 0 else f"v:{form}", value, age)
         for form, value in text_values(self.system, ids_only=True):
             add(f"s:{form}", value, 0)
@@ -181,48 +210,80 @@ def read_arguments(arguments: Any) -> dict[str, Any] | None:
     return dict(arguments) if isinstance(arguments, Mapping) else None
 
 
-def leaves(value: Any) -> Iterator[tuple[str, Scalar]]:
-    """The scalars of a JSON value with their general paths, at most MAX_LEAVES."""
+def leaves(value: Any) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
+    """The scalars of a JSON value with their general paths and the words beside them, at most MAX_LEAVES."""
     left = MAX_LEAVES
 
-    def walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Scalar]]:
+    def walk(value: Any, path: str, depth: int, near: str) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
         nonlocal left
         if left <= 0 or depth > MAX_DEPTH:
             return
         if isinstance(value, Mapping):
+            table, beside = _is_table(value), _beside(value)
             for key, part in value.items():
                 if left <= 0:
                     return
                 if any(c.isdigit() for c in key):  # an id, not a name
                     left -= 1
-                    yield f"{path}.~".removeprefix("."), key
-                    yield from walk(part, f"{path}.*", depth + 1)
+                    inner = _beside(part) if isinstance(part, Mapping) else ""
+                    yield f"{path}.~".removeprefix("."), key, _words(inner or near)
+                    yield from walk(part, f"{path}.*", depth + 1, beside)
+                elif table:
+                    yield from walk(part, f"{path}.*", depth + 1, key)
                 else:
-                    yield from walk(part, f"{path}.{key}", depth + 1)
+                    yield from walk(part, f"{path}.{key}", depth + 1, beside or near)
         elif isinstance(value, list):
             for part in value:
-                yield from walk(part, f"{path}[*]", depth + 1)
+                yield from walk(part, f"{path}[*]", depth + 1, near)
         elif not isinstance(value, str) or 0 < len(value) <= MAX_VALUE:
             left -= 1
-            yield path.removeprefix("."), value
+            yield path.removeprefix("."), value, _words(near)
 
-    return walk(value, "", 0)
+    return walk(value, "", 0, "")
 
 
-def _result_values(text: str) -> Iterator[tuple[str, Scalar]]:
+def _is_table(value: Mapping[str, Any]) -> bool:
+    """Its keys are data: names of some things, each with an id of the same form."""
+    parts = list(value.values())
+    if len(parts) < 4 or not all(isinstance(part, str) for part in parts):
+        return False
+    forms = {form_of(part) for part in parts}
+    return len(forms) == 1 and "9" in forms.pop()
+
+
+def _beside(value: Mapping[str, Any]) -> str:
+    """The short texts in an object."""
+    texts = (part for part in value.values() if isinstance(part, str) and len(part) <= MAX_VALUE)
+    return " ".join(islice(texts, MAX_BESIDE))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for word in _WORD.findall(text.lower()) if len(word) > 2)
+
+
+def _result_values(text: str) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
     if len(text) > MAX_RESULT:
         return
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         if 0 < len(text) <= MAX_VALUE:
-            yield "$", text.strip()
-        yield from ((f"~{form}", found) for form, found in text_values(text[-MAX_TEXT:], ids_only=True))
+            yield "$", text.strip(), frozenset()
+        for form, found in text_values(text[-MAX_TEXT:], ids_only=True):
+            yield f"~{form}", found, frozenset()
         return
     if isinstance(value, dict | list):
         yield from leaves(value)
     else:
-        yield "$", value
+        yield "$", value, frozenset()
+
+
+def dates(text: str, year: str) -> Iterator[tuple[str, str]]:
+    """Dates in words, as 2026-11-15. year: for those that have none."""
+    for match in _DATE.finditer(text):
+        month, day = match["month"] or match["month2"], match["day"] or match["day2"]
+        if found := match["year"] or match["year2"] or year:
+            yield "date", f"{found}-{_MONTHS.index(month[:3].lower()) + 1:02}-{int(day):02}"
 
 
 def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
@@ -234,6 +295,11 @@ def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
             yield "quoted", next(part for part in match.groups() if part is not None)
         for match in _NAMES.finditer(text):
             yield "Names", match[0]
+            first, *_, last = match[0].split()
+            yield "Names first", first
+            yield "Names last", last
+    for match in _THOUSANDS.finditer(text):
+        yield "9,9", match[0].replace(",", "")
     for match in _TOKEN.finditer(text):
         token = match[0].rstrip(".:'").lstrip("'$")
         if (

@@ -29,13 +29,14 @@ MAX_ARGUMENTS: Final = 12  # a tool with more is not predicted
 MAX_TOOLS: Final = 6  # whose arguments are predicted in one request
 MAX_CALLS: Final = 4  # of one tool in one request
 MAX_SOURCES: Final = 24  # of one argument
+MAX_NAMED: Final = 8  # further ones with the argument's name
 MAX_VALUES: Final = 16  # of one argument that are remembered
 MAX_VALUE: Final = 120  # characters of a value that is remembered
 MAX_CANDIDATES: Final = 24  # values of one argument in one request
 MAX_WORDS: Final = 60
 MIN_NAME: Final = 0.02  # less likely tools are not looked at
 _LOWEST: Final = 1e-4  # probability
-_VERSION: Final = 1  # of a state: another one where features, values or sizes change their meaning
+_VERSION: Final = 2  # of a state: another one where features, values or sizes change their meaning
 _OMITTED: Final = "omitted"  # stands for the JSON of an argument that is left out
 _NAME_BIAS: Final = -2.0  # before anything is learned
 _VALUE_BIAS: Final = -1.0
@@ -139,8 +140,11 @@ class ToolCallPredictor:
         return Forecast(self, chat, tools, names, calls)
 
     def given_name(self, chat: Conversation, function: Function) -> list[_Candidate]:
-        """The calls of a tool whose name is written, the likeliest first."""
-        if function["name"] not in self._tools:
+        """The calls of a tool whose name is written, the likeliest first.
+
+        Of one that was never called, too, if others were: arguments have sources by their names.
+        """
+        if not self._tools:
             return []
         calls = list(self._candidates(function, None, chat))
         return sorted(calls, key=lambda call: (-call.probability, call.text))
@@ -158,9 +162,8 @@ class ToolCallPredictor:
             if name not in self._tools:
                 first = self._name(name, _context(chat), chat)
                 self._names.learn(first.features, _NAME_BIAS, True)
-            else:
-                for call in self.given_name(chat, tools[name]):
-                    self._calls.learn(call.features, call.offset, (call.name, call.text) in written)
+            for call in self.given_name(chat, tools[name]):
+                self._calls.learn(call.features, call.offset, (call.name, call.text) in written)
             self._learn_arguments(tools[name], [given for n, given in calls if n == name], chat)
 
     def _learn_arguments(
@@ -206,7 +209,9 @@ class ToolCallPredictor:
             place, repeated = feature(f"{name is None} rank {rank}"), feature(f"{name is None} again {again}")
             bias = feature(f"{name is None} bias")
             both = [crossed(one, tool) for one in (bias, place, repeated, likely)]
-            features = [bias, place, repeated, likely, named, *both]
+            fits = crossed(likely, named)
+            known = feature(f"{name is None} known {function['name'] in self._tools} {len(arguments) > 0}")
+            features = [bias, place, repeated, likely, named, fits, known, *both]
             offset = logit(min(max(p_name * p_values, _LOWEST), 1 - _LOWEST))
             probability = self._calls.probability(features, offset)
             yield _Candidate(function["name"], text, arguments, probability, features, offset)
@@ -280,6 +285,7 @@ def _context(chat: Conversation) -> list[int]:
     ]
     texts += [f"run {event}" for event in sorted(set(events[-12:]))]
     texts += [f"turn {event}" for event in sorted(set(since))]
+    texts += [f"form {steps > 0} {form}" for form in sorted(chat.forms)]
     words = sorted(chat.words)[:MAX_WORDS]
     texts += [f"word {steps > 0} {word}" for word in words]
     if steps:
@@ -294,20 +300,31 @@ def _values(
     found: dict[str, tuple[Any, list[str]]] = {}
     used = chat.used.get(argument, set[str]())
     last = chat.events[-1] if chat.events else ""
-    for name in slot.sources:
-        if (source := chat.sources.get(name)) is None or len(found) >= MAX_CANDIDATES:
-            continue
+    floats = any(isinstance(value, float) for value, _ in slot.values.values())
+    nearest = dict[str, int]()  # words that the user's last message shares with those beside a value
+    for name in _sources(slot, argument, chat):
+        if len(found) >= MAX_CANDIDATES:
+            break
+        source = chat.sources[name]
         number, age, first = min(len(source.values), 4), min(source.age, 2), True
-        for original in source.values.values():
-            if (value := typed(original, schema)) is None:
+        for key, original in source.values.items():
+            if (value := typed(original, schema, floats)) is None:
                 continue
             text = canonical(value)
             place = "used" if text in used else "next" if first else "later"
             first = first and place == "used"
             signs = found.setdefault(text, (value, []))[1]
             signs += (name, f"{name} {place} of {number}", f"{name} {place} {age}", f"{name} {place} {last}")
+            if near := source.near.get(key):
+                nearest[text] = max(nearest.get(text, 0), len(near & chat.words))
+                signs.append(f"near before {place} {min(len(near & chat.earlier_words), 2)}")
             if len(found) >= MAX_CANDIDATES:
                 break
+    best = max(nearest.values(), default=0)
+    for text, shared in nearest.items():
+        alone = list(nearest.values()).count(shared) == 1
+        signs = found[text][1]
+        signs += (f"near {min(shared, 3)}", f"nearest {shared == best > 0} {alone} {text in used}")
     recent, before = chat.last_user_text, " ".join(chat.user_texts[-3:-1])
     for text, (value, times) in slot.values.items():
         mentioned = isinstance(value, str) and len(value) > 2 and (value in recent or value in before)
@@ -325,6 +342,17 @@ def _values(
     if not required:
         found[_OMITTED] = (None, ["omitted", f"omitted {last}"])
     return found
+
+
+def _sources(slot: _Argument, argument: str, chat: Conversation) -> list[str]:
+    """Those that were right before, then those whose last name is the argument's."""
+    known = [name for name in slot.sources if name in chat.sources]
+    named = [name for name in chat.sources if name not in slot.sources and _last_name(name) == argument]
+    return [*known, *named[:MAX_NAMED]]
+
+
+def _last_name(source: str) -> str:
+    return source.rpartition(":")[2].removesuffix("[*]").rpartition(".")[2]
 
 
 def _note(slot: _Argument, value: Any, chat: Conversation) -> None:
@@ -348,14 +376,15 @@ def _forms(value: Any) -> set[str]:
     """The JSON of a value, and of the same as text or as number."""
     forms = {canonical(value)}
     if isinstance(value, int | float) and not isinstance(value, bool):
-        forms.add(canonical(str(value)))
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        forms |= {canonical(str(value)), canonical(whole), canonical(str(whole))}
     elif isinstance(value, str):
         forms |= {canonical(number) for number in (typed(value, {"type": "number"}),) if number is not None}
     return forms
 
 
-def typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A value as an argument of this schema; None where it cannot be one."""
+def typed(value: Any, schema: Mapping[str, Any], floats: bool = False) -> Any:
+    """A value as an argument of this schema; None where it cannot be one. floats: 20 is 20.0."""
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((one for one in kind if one != "null"), None)
@@ -364,7 +393,8 @@ def typed(value: Any, schema: Mapping[str, Any]) -> Any:
     if kind == "string":
         return value if isinstance(value, str) else None if value is None else str(value)
     if kind in ("integer", "number"):
-        return _number(value, kind == "integer")
+        number = _number(value, kind == "integer")
+        return float(number) if floats and number is not None and kind == "number" else number
     return None if kind is not None else value
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("paceline.server")
 
 MAX_TENANTS: Final = 64  # whose predictors are in memory, those used last
 MAX_PENDING: Final = 64  # requests to predict for or to learn from; further ones get no prediction
-MIN_PROBABILITY: Final = 0.3
+MIN_PROBABILITY: Final = 0.22
 MAX_CALLS: Final = 4  # predicted for one answer
 SAVE_S: Final = 60.0  # between two writes of a tenant's predictor, while the server runs
 
