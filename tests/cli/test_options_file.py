@@ -301,6 +301,7 @@ def test_a_model_is_named_by_its_place_or_by_its_option(
 
     monkeypatch.setattr("paceline.cli.generate._load", load)
     more = ("--prompt", "x") if command == "generate" else ()
+    given: tuple[str, ...]
     for given in (("a",), ("--model", "a")):
         run(command, *given, *more)
     Path(NAME).write_text(f'[{command}]\nmodel = "file"\n')

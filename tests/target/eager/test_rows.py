@@ -65,7 +65,7 @@ def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
 def test_activations_do_not_depend_on_where_threads_cut() -> None:
     """Torch would give a third of 16 x 5000 elements to each of three threads, and cut rows to do so."""
     weights = random_weights(ff=5000)
-    network = FeedForward("layers.0.", "silu", Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
+    network = FeedForward("layers.0.", silu, Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
     network.gate_up = network.down = Unchanged()
     gates = torch.randn(2 * MAX_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()

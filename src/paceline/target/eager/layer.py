@@ -186,7 +186,7 @@ def _add(x: Tensor, y: Tensor, norm: Norm | None) -> None:
     x.add_(y if norm is None else norm(y.float()))
 
 
-def _silu(gate: Tensor, up: Tensor) -> None:
+def silu(gate: Tensor, up: Tensor) -> None:
     F.silu(gate, inplace=True)
 
 
@@ -203,4 +203,4 @@ def _clamped_swiglu(gate: Tensor, up: Tensor, limit: float, slope: float) -> Non
 def _activation(shape: ModelConfig) -> Activation:
     if shape.activation == "clamped_swiglu":
         return partial(_clamped_swiglu, limit=shape.gate_limit, slope=shape.gate_slope)
-    return _silu if shape.activation == "silu" else _gelu_tanh
+    return silu if shape.activation == "silu" else _gelu_tanh
