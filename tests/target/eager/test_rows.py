@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.target.eager.layer import FeedForward, Store
+from paceline.target.eager.layer import FeedForward, Store, silu
 from paceline.target.eager.linear import MAX_ROWS, PlainLinear, Product, RowTile, find_row_tile
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
