@@ -1,11 +1,11 @@
 """python -m bench control: the controller against plain decoding and fixed draft lengths, as load rises.
 
-So many agents are answered at once, turn after turn, each to its natural end. Prompts are read before; only
-decoding is timed. All ways answer a group of turns before the next group, in an order drawn anew for each, so
-that a slow moment of the machine hits all of them; each begins a repeat with an empty memory of texts. What a
-controller has learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain
-decoding and the fixed lengths of that case. With --trained, the same list without the trained drafters is one
-more way: the list with them must never lose to it.
+So many agents are answered at once, turn after turn, each to its natural end. Prompts are read before; a turn
+is timed from then to its last token. All ways answer a group of turns before the next group, in an order
+drawn anew for each, so that a slow moment of the machine hits all of them; each begins a repeat with an empty
+memory of texts. What a controller has learned stays from repeat to repeat; its first is not counted.
+Hindsight is the best of plain decoding and the fixed lengths of that case. With --trained, the same list
+without the trained drafters is one more way: the list with them must never lose to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
@@ -172,12 +172,10 @@ class Runs:
 
 
 def answered(engine: Engine, seqs: Sequence[Seq]) -> Timing:
-    """Once all have their first token."""
+    """From prompts in the cache to the last token: a draft may come with the first one, or after it."""
+    tokens, rounds, started = 0, 0, perf_counter()
     for seq in seqs:
         engine.submit(seq)
-    while any(not seq.output for seq in seqs):
-        engine.step()
-    tokens, rounds, started = 0, 0, perf_counter()
     while engine.busy:
         for r in engine.step():
             tokens, rounds = tokens + len(r.tokens), rounds + 1

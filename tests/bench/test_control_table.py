@@ -67,11 +67,11 @@ def test_every_turn_is_answered_and_the_last_group_is_full() -> None:
     assert groups([1, 2], 1) == [[1], [2]]
 
 
-def test_tokens_count_once_every_agent_has_its_first() -> None:
+def test_tokens_count_from_the_first_to_the_last() -> None:
     engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
     params, spec = SamplingParams(max_tokens=5), SpecConfig(("none",), max_draft=0)
     timing = answered(engine, [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)])
-    assert (timing.tokens, timing.rounds) == (3 * 4, 3 * 4)
+    assert (timing.tokens, timing.rounds) == (3 * 5, 3 * 5)
     assert timing.seconds > 0
 
 

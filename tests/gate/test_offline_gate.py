@@ -280,10 +280,14 @@ def test_ctrl_c_keeps_the_pairs_so_far(tmp_path: Path) -> None:
             signal.raise_signal(signal.SIGINT)
         return last_words(request)
 
-    with scripted(answer) as (url, _):
-        arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
-        arguments += ["--candidate-body", '{"top_k": 7}', "--pairs", str(pairs), "--html", str(page)]
-        result = CliRunner().invoke(app, arguments)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as where a command is started
+    try:
+        with scripted(answer) as (url, _):
+            arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
+            arguments += ["--candidate-body", '{"top_k": 7}', "--pairs", str(pairs), "--html", str(page)]
+            result = CliRunner().invoke(app, arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130, result.output
     assert len(pairs.read_text().splitlines()) in (2, 3)
     assert "end_to_end_gain" in result.output  # no name is cut on 80 columns
