@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from paceline.batches import Batches
+from paceline.tool_loop import ToolRuns
 
 PAGE = Path(__file__).parent / "api.md"
 BAR = "\\|"
@@ -106,9 +108,10 @@ def _class(name: str, cls: type[Any]) -> list[str]:
 
 
 def _members(cls: type[Any]) -> dict[str, Any]:
-    """Those of a dataclass with the inherited ones, as for its fields."""
+    """Those of a dataclass with the inherited ones, as for its fields; last, what LLM and AsyncLLM share."""
     bases = [base for base in reversed(cls.__mro__[1:]) if is_dataclass(base)]
-    return {name: value for base in (*bases, cls) for name, value in vars(base).items()}
+    shared = [base for base in (Batches, ToolRuns) if issubclass(cls, base)]
+    return {name: value for base in (*bases, cls, *shared) for name, value in vars(base).items()}
 
 
 def _call(name: str, function: Any) -> list[str]:

@@ -2,27 +2,31 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from paceline import hub
-from paceline.batches import Outcome, in_order, progress_bar, window
+from paceline.batches import Batch, Batches, Outcome, window
 from paceline.config import SamplingParams
-from paceline.constraints import AnyTool
 from paceline.engine.engine_thread import EngineThread, submit
 from paceline.errors import PacelineError, ShuttingDown, UsageError
-from paceline.llm import LLM, Prompt, check_prompts, embedding
+from paceline.llm import LLM, embedding
 from paceline.output import Piece, PieceQueue, RequestOutput, Result
-from paceline.tool_loop import MAX_TURNS, AsyncTurns, Run, ToolChoice, tool_loop
+from paceline.text import Prompt
+from paceline.tool_loop import AsyncTurns, Run, ToolLoop, ToolRuns
 from paceline.types import Round
 
 
-class AsyncLLM:
+class AsyncLLM(
+    ToolRuns[AsyncTurns, Coroutine[Any, Any, Run]],
+    Batches[Coroutine[Any, Any, list[Result]], Coroutine[Any, Any, list[Outcome]]],
+):
     """A loaded model for asyncio: the methods of `LLM`, awaited.
 
     Requests of any number of tasks share passes of the target, which run in a thread. A task that is
-    cancelled cancels its request.
+    cancelled cancels its request. The calls of a turn of `run` and `turns` run at once: functions in threads,
+    coroutines in the loop.
 
     model: as for `LLM`, or an `LLM`, which nobody else may use meanwhile. settings: as for `LLM`.
 
@@ -76,85 +80,28 @@ class AsyncLLM:
             self._thread.between_passes(partial(self.llm.forget_embedded, request))
         return embedding(request)
 
-    @overload
-    async def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: Literal[False] = False,
-        **options: Any,
-    ) -> list[Result]: ...
-    @overload
-    async def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: bool,
-        **options: Any,
-    ) -> list[Outcome]: ...
-    async def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: bool = False,
-        **options: Any,
-    ) -> Any:
-        """As `LLM.batch`."""
-        check_prompts(prompts)
-        numbered, outcomes = enumerate(prompts), dict[int, Outcome]()
+    async def _batch(self, batch: Batch) -> list[Outcome]:
+        numbered, outcomes = enumerate(batch.prompts), dict[int, Outcome]()
 
         async def work(report: Callable[[Outcome], None]) -> None:
             for number, prompt in numbered:  # of which every worker takes the next
                 try:
-                    outcomes[number] = await self.generate(prompt, params, **options)
+                    outcomes[number] = await self.generate(prompt, **batch.options)
                 except PacelineError as error:
                     outcomes[number] = error
                 report(outcomes[number])
 
-        with progress_bar(progress, prompts) as report:
+        with batch.progress_bar() as report:
             workers = [asyncio.create_task(work(report)) for _ in range(window(self.llm.engine.config))]
             try:
                 await asyncio.gather(*workers)
             finally:
                 for worker in workers:
                     worker.cancel()
-        return in_order(outcomes, return_exceptions)
+        return batch.in_order(outcomes)
 
-    def turns(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[AnyTool],
-        max_turns: int = MAX_TURNS,
-        tool_choice: ToolChoice = None,
-        **options: Any,
-    ) -> AsyncTurns:
-        """As `LLM.turns`. The calls of a turn run at once: functions in threads, coroutines in the loop."""
-        loop = tool_loop(prompt, tools, max_turns, tool_choice)
-        return AsyncTurns(loop, partial(self.generate, params=params, **options))
-
-    async def run(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[AnyTool],
-        max_turns: int = MAX_TURNS,
-        tool_choice: ToolChoice = None,
-        **options: Any,
-    ) -> Run:
-        """As `LLM.run`. The calls of a turn run at once: functions in threads, coroutines in the loop."""
-        turns = self.turns(
-            prompt, params, tools=tools, max_turns=max_turns, tool_choice=tool_choice, **options
-        )
-        return await turns.read()
+    def _turns(self, loop: ToolLoop, options: Mapping[str, Any]) -> AsyncTurns:
+        return AsyncTurns(loop, partial(self.generate, **options))
 
 
 class AsyncStream(AsyncIterator[Piece]):

@@ -1,15 +1,15 @@
 """The Python API: `LLM`."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from itertools import count
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeGuard, overload
+from typing import Any, Concatenate, Final, ParamSpec, TypeGuard
 
 from paceline import hub
-from paceline.batches import Outcome, in_order, progress_bar, window
+from paceline.batches import Batch, Batches, Outcome, window
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
 from paceline.constraints import (
     UNCONSTRAINED,
@@ -33,8 +33,8 @@ from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key
 from paceline.target.weights.pooling import read_pooling
-from paceline.text import Detokenizer, Message, StopChecker, named_format, read_chat_template
-from paceline.tool_loop import MAX_TURNS, Run, ToolChoice, Turns, tool_loop
+from paceline.text import Detokenizer, Message, Prompt, StopChecker, named_format, read_chat_template
+from paceline.tool_loop import Run, ToolLoop, ToolRuns, Turns
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
@@ -42,7 +42,6 @@ READ_ONLY: Final = SpecConfig(("none",), max_draft=0)  # of a prompt that is rea
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 P = ParamSpec("P")
 _ids = count()  # of sequences: those of several models in one process, whose records go to one place, differ
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def _reading(
     return read
 
 
-class LLM:
+class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
     """A loaded model. Several streams may be open at once and share passes; one thread only.
 
     model: a name in the catalogue, a folder or a GGUF file.
@@ -435,62 +434,22 @@ class LLM:
             for text in ([texts] if isinstance(texts, str) else texts)
         ]
 
-    @overload
-    def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: Literal[False] = False,
-        **options: Any,
-    ) -> list[Result]: ...
-    @overload
-    def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: bool,
-        **options: Any,
-    ) -> list[Outcome]: ...
-    def batch(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        progress: bool = False,
-        return_exceptions: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Several answers, which share passes of the target, in the order of their prompts.
-
-        Prompts are read from the iterable as places become free: it may be the lines of a large file.
-        progress: a bar on standard error, in a terminal or a notebook. options as for `stream`.
-
-        A prompt that fails does not end the others. Once all are done, a BatchError is raised whose `results`
-        has all answers, and an error in place of each failed one; with return_exceptions, that list is
-        returned. If all prompts failed, the first error is raised.
-        """
-        check_prompts(prompts)
+    def _batch(self, batch: Batch) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        with progress_bar(progress, prompts) as report:
-            for number, outcome in self._outcomes(prompts, params, options):
+        with batch.progress_bar() as report:
+            for number, outcome in self._outcomes(batch):
                 outcomes[number] = outcome
                 report(outcome)
-        return in_order(outcomes, return_exceptions)
+        return batch.in_order(outcomes)
 
-    def _outcomes(
-        self, prompts: Iterable[Prompt], params: SamplingParams | None, options: Mapping[str, Any]
-    ) -> Iterator[tuple[int, Outcome]]:
+    def _outcomes(self, batch: Batch) -> Iterator[tuple[int, Outcome]]:
         """Of numbered prompts, as they end."""
-        left, running = enumerate(prompts), dict[int, tuple[Stream, deque[Round]]]()
+        left, running = enumerate(batch.prompts), dict[int, tuple[Stream, deque[Round]]]()
         while True:
             while len(running) < window(self.engine.config) and (numbered := next(left, None)):
                 number, prompt = numbered
                 try:
-                    request = self.request(prompt, params, **options)
+                    request = self.request(prompt, **batch.options)
                     running[number] = self._submit(request), self._inbox[request.seq.id]
                 except PacelineError as error:
                     yield number, error
@@ -505,44 +464,8 @@ class LLM:
                 except PacelineError as error:
                     yield number, error
 
-    def turns(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[AnyTool],
-        max_turns: int = MAX_TURNS,
-        tool_choice: ToolChoice = None,
-        **options: Any,
-    ) -> Turns:
-        """The turns of `run` one by one, as they come."""
-        loop = tool_loop(prompt, tools, max_turns, tool_choice)
-        return Turns(loop, partial(self.generate, params=params, **options))
-
-    def run(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[AnyTool],
-        max_turns: int = MAX_TURNS,
-        tool_choice: ToolChoice = None,
-        **options: Any,
-    ) -> Run:
-        """Lets the model call functions until it answers in text, or has had max_turns.
-
-        prompt: a question, or the messages of a chat.
-        tools: functions, or `Tool`s. Their results go back to the model: texts as they are, everything else
-        as JSON. So do their errors, and calls that do not fit; `Run.calls` has both.
-        tool_choice: as for `stream`; a call that is required is required in the first turn only.
-        options: as for `stream`, the same for every turn.
-
-        Every turn is a `generate` with the whole conversation: its text is that of plain decoding.
-        """
-        turns = self.turns(
-            prompt, params, tools=tools, max_turns=max_turns, tool_choice=tool_choice, **options
-        )
-        return turns.read()
+    def _turns(self, loop: ToolLoop, options: Mapping[str, Any]) -> Turns:
+        return Turns(loop, partial(self.generate, **options))
 
     def _rendering(self, prompt: Prompt, generation_prompt: bool | None, continues: bool) -> dict[str, bool]:
         """Arguments of `Tokenizer.render`."""
@@ -621,12 +544,6 @@ class LLM:
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
-
-
-def check_prompts(prompts: object) -> None:
-    """Refuses what is one prompt, or none."""
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise SettingError("prompts", prompts, "a list of prompts", "for one prompt use generate")
 
 
 def embedding(request: RequestOutput) -> list[float]:

@@ -7,13 +7,15 @@ import asyncio
 import contextvars
 import inspect
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from paceline import notebook
+from paceline.config import SamplingParams
 from paceline.constraints import AnyTool, Tool, as_tools
 from paceline.errors import (
     ConstraintError,
@@ -25,7 +27,7 @@ from paceline.errors import (
     unknown_name,
 )
 from paceline.output import Result
-from paceline.text import Message, ToolCall
+from paceline.text import Message, Prompt, ToolCall
 from paceline.types import Finish
 
 MAX_TURNS: Final = 8
@@ -33,6 +35,8 @@ MAX_ERROR: Final = 500  # characters of a tool's error that the model is told
 
 RunFinish = Finish | Literal["max_turns"]
 ToolChoice = str | Mapping[str, Any] | None
+AnyTurns = TypeVar("AnyTurns")
+AnyRun = TypeVar("AnyRun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,53 @@ class ToolLoop:
         return tool.function, tool.arguments(call.arguments)
 
 
+class ToolRuns(ABC, Generic[AnyTurns, AnyRun]):
+    """`turns` and `run` of LLM and AsyncLLM. AnyRun: a Run; of AsyncLLM, a coroutine of one."""
+
+    def turns(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[AnyTool],
+        max_turns: int = MAX_TURNS,
+        tool_choice: ToolChoice = None,
+        **options: Any,
+    ) -> AnyTurns:
+        """The turns of `run` one by one, as they come."""
+        return self._turns(tool_loop(prompt, tools, max_turns, tool_choice), {"params": params, **options})
+
+    def run(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[AnyTool],
+        max_turns: int = MAX_TURNS,
+        tool_choice: ToolChoice = None,
+        **options: Any,
+    ) -> AnyRun:
+        """Lets the model call functions until it answers in text, or has had max_turns.
+
+        prompt: a question, or the messages of a chat.
+        tools: functions, or `Tool`s. Their results go back to the model: texts as they are, everything else
+        as JSON. So do their errors, and calls that do not fit; `Run.calls` has both.
+        tool_choice: as for `stream`; a call that is required is required in the first turn only.
+        options: as for `stream`, the same for every turn.
+
+        Every turn is a `generate` with the whole conversation: its text is that of plain decoding.
+        """
+        turns: Any = self.turns(
+            prompt, params, tools=tools, max_turns=max_turns, tool_choice=tool_choice, **options
+        )
+        run: AnyRun = turns.read()
+        return run
+
+    @abstractmethod
+    def _turns(self, loop: ToolLoop, options: Mapping[str, Any]) -> AnyTurns:
+        """options: of each request."""
+
+
 class Turns(Iterator[Turn]):
     """Turns as they come; `run` sums up those so far. Calls run one after the other, in the model's order."""
 
@@ -241,9 +292,7 @@ class AsyncTurns(AsyncIterator[Turn]):
         return self._loop.run
 
 
-def tool_loop(
-    prompt: str | Sequence[Any], tools: Sequence[AnyTool], max_turns: int, tool_choice: ToolChoice
-) -> ToolLoop:
+def tool_loop(prompt: Prompt, tools: Sequence[AnyTool], max_turns: int, tool_choice: ToolChoice) -> ToolLoop:
     """prompt: a question, or the messages of a chat."""
     messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not prompt or not all(isinstance(message, Mapping) for message in messages):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -143,18 +143,15 @@ class ModelsOptions:
         if self.models:
             from paceline.server.models_file import read_models
 
-            if defaults.names:
+            if defaults.served_model_name:
                 raise UsageError("--served-model-name is for one model: the file of --models has names")
             return read_models(self.models, defaults)
-        from paceline.server.launch import default_name
-
-        if len(names) == 1:
-            return [replace(defaults, model=names[0], names=defaults.names or (default_name(names[0]),))]
-        of_one = ("draft_model", "trained", "chat_template", "tool_format", "names")
-        if given := [option for option in of_one if getattr(defaults, option)]:
-            option = given[0].replace("names", "served_model_name").replace("_", "-")
+        of_one = ("draft_model", "trained", "chat_template", "tool_format", "served_model_name")
+        given = [option for option in of_one if getattr(defaults, option)]
+        if given and len(names) > 1:
+            option = given[0].replace("_", "-")
             raise UsageError(f"--{option} is for one model: name it in a file, for --models")
-        return [replace(defaults, model=name, names=(default_name(name),)) for name in names]
+        return [replace(defaults, model=name) for name in names]
 
 
 @grouped
@@ -230,19 +227,12 @@ def serve(
     for each in (first, *further):
         require_models(pull, each.model, each.draft_model)
     settings = ServerSettings(
-        model=first.model,
+        **{field.name: getattr(first, field.name) for field in fields(first)},
         further_models=tuple(further),
         max_loaded=several.max_loaded,
         models_memory_mb=several.models_memory_mb,
         host=listen.host,
         port=listen.port,
-        draft_model=first.draft_model,
-        trained=first.trained,
-        drafters=first.drafters,
-        max_draft=first.max_draft,
-        chat_template=first.chat_template,
-        tool_format=first.tool_format,
-        engine=first.engine,
         keys=listen.keys,
         routes=routes,
         advice=advice,
@@ -253,7 +243,6 @@ def serve(
         single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),
-        served_model_name=first.names,
         allowed_origins=tuple(listen.allowed_origin or ()),
         allowed_hosts=tuple(listen.allowed_host or ()),
         connections=ConnectionLimits(

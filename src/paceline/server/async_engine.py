@@ -13,12 +13,13 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
 from paceline.engine.engine_thread import EngineThread, submit
 from paceline.errors import PacelineError
-from paceline.llm import LLM, EncodedPrompt, Prompt
+from paceline.llm import LLM, EncodedPrompt
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.routes import Route
 from paceline.server.telemetry.metrics import Metrics
+from paceline.text import Prompt
 from paceline.types import Round
 
 T = TypeVar("T")

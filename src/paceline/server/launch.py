@@ -59,32 +59,10 @@ FREE_SHARE: Final = 0.8  # of the free memory that several models may have, wher
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One model of a server. Of its names, the first is its id for clients."""
+    """One model of a server."""
 
     model: str
-    names: tuple[str, ...]
-    draft_model: str | None = None
-    trained: tuple[str, ...] | None = None
-    drafters: tuple[str, ...] | None = None
-    max_draft: int = 8
-    chat_template: str | None = None
-    tool_format: str | None = None
-    engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
-
-    def __post_init__(self) -> None:
-        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """The settings of `paceline serve`."""
-
-    model: str
-    further_models: tuple[ModelSettings, ...] = ()  # loaded when a request names them
-    max_loaded: int = 0  # models in memory at once; 0: as many as the memory holds
-    models_memory_mb: int = 0  # of all of them; 0: most of what is free at the start
-    host: str = "127.0.0.1"
-    port: int = 8000
+    served_model_name: tuple[str, ...] = ()  # the model's id, then other names; default: its own
     draft_model: str | None = None
     trained: tuple[str, ...] | None = None  # heads of `paceline train`, by name or folder; None: the default
     drafters: tuple[str, ...] | None = None  # None: the default ones
@@ -92,9 +70,32 @@ class ServerSettings:
     chat_template: str | None = None  # a Jinja template or its file; None: the model's own
     tool_format: str | None = None  # how the model writes tool calls; None: as its template shows
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
+
+    def check(self) -> None:
+        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
+        if not all(self.served_model_name):
+            raise UsageError("--served-model-name is empty: give a name, or leave it out")
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients call the model; the first name is its id."""
+        return self.served_model_name or (default_name(self.model),)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings(ModelSettings):
+    """The settings of `paceline serve`: those of its first model, and those of the server."""
+
+    further_models: tuple[ModelSettings, ...] = ()  # loaded when a request names them
+    max_loaded: int = 0  # models in memory at once; 0: as many as the memory holds
+    models_memory_mb: int = 0  # of all of them; 0: most of what is free at the start
+    host: str = "127.0.0.1"
+    port: int = 8000
     keys: str | None = None  # a file made by `paceline keys new`
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # without limits, beside those of the file
-    served_model_name: tuple[str, ...] = ()  # the model's id, then other names; default: its own
     routes: str | None = None  # a file of routes
     advice: str | None = None  # a report of `paceline advise --json`, for the page
     store: str | None = None  # of traces; "none": none; None: the default one
@@ -130,12 +131,10 @@ class ServerSettings:
             if value is not None:
                 log.warning("the setting %s is now called %s; the old name will be removed", old, new)
                 object.__setattr__(self, new, value)
-        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
+        self.check()
         check_listening(self.port, self.log_level)
         if not all(self.api_keys):
             raise UsageError("--api-key is empty: give a key, or leave it out")
-        if not all(self.served_model_name):
-            raise UsageError("--served-model-name is empty: give a name, or leave it out")
         if self.online_training is not None:
             check_platform()
             if not self.trained:
@@ -152,25 +151,9 @@ class ServerSettings:
             )
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What clients call the first model; the first name is its id."""
-        return self.served_model_name or (default_name(self.model),)
-
-    @property
     def models(self) -> tuple[ModelSettings, ...]:
         """The first is the default, and loaded at the start."""
-        first = ModelSettings(
-            self.model,
-            self.names,
-            self.draft_model,
-            self.trained,
-            self.drafters,
-            self.max_draft,
-            self.chat_template,
-            self.tool_format,
-            self.engine,
-        )
-        return first, *self.further_models
+        return self, *self.further_models
 
 
 def default_name(model: str) -> str:

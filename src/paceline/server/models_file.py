@@ -67,6 +67,6 @@ def _settings(i: int, entry: _Entry, defaults: ModelSettings) -> ModelSettings:
             defaults.engine, **{name: value for name, value in given.items() if name in _ENGINE}
         )
         names = (entry.name or default_name(entry.model), *entry.aliases)
-        return replace(defaults, **own, names=names, engine=engine)
+        return replace(defaults, **own, served_model_name=names, engine=engine)
     except SettingError as error:
         raise ModelsFileError(f"models[{i}].{error}") from None

@@ -9,7 +9,7 @@ own_turns.py      whether an answer comes back as the tokens that were generated
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
-from paceline.text.chat_template import Message, Tool, content_text, read_chat_template
+from paceline.text.chat_template import Message, Prompt, Tool, content_text, read_chat_template
 from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker, TextReader
 from paceline.text.own_turns import OwnTurn, check_own_turns
 from paceline.text.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ __all__ = [
     "Message",
     "OfferedTools",
     "OwnTurn",
+    "Prompt",
     "Rejection",
     "StopChecker",
     "TextReader",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]  # plain text, its tokens, or chat messages
 Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)

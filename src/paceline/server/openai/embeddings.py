@@ -15,11 +15,12 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.config import SamplingParams
 from paceline.constraints import UNCONSTRAINED
-from paceline.llm import Prompt, embedding
+from paceline.llm import embedding
 from paceline.server.admission import RequestContext
 from paceline.server.async_engine import GenerateParams
 from paceline.server.openai.protocol import EmbeddingRequest
 from paceline.server.openai.serving import Serving, usage
+from paceline.text import Prompt
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 

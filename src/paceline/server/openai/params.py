@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
 from paceline.errors import ConstraintError, SettingError, short
-from paceline.llm import Prompt
 from paceline.loading import not_loaded
 from paceline.server.async_engine import GenerateParams
 from paceline.server.openai.protocol import (
@@ -20,6 +19,7 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     StructuredOutputs,
 )
+from paceline.text import Prompt
 from paceline.text.chat_template import ChatTemplate
 from paceline.web.api_errors import ApiError
 
