@@ -22,7 +22,7 @@ from paceline.target.kv.disk_cache import DiskCache, stored_models
 from paceline.target.kv.page_file import PageFormat
 from support.clients import fails, run
 from support.heads import save_untrained
-from support.model_hub import ModelHub, model_hub, use
+from support.model_hub import COMMIT, ModelHub, model_hub, use
 from support.native_targets import tiny_model
 from support.servers import START_S, toy_chat_model
 from support.tiny_gguf import Sizes
@@ -73,6 +73,26 @@ def test_a_pulled_model_is_listed_and_answers(hub: ModelHub, capsys: pytest.Capt
     assert "apache-2.0" in run(capsys, "ls")[1]
     answer = as_json(capsys, "generate", "--model", "owner/toy", "--prompt", "one two", *SHORT)
     assert len(answer["token_ids"]) == 4
+
+
+def test_a_revision_is_listed_shown_run_and_removed_alone(
+    hub: ModelHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = hub.repositories["owner/toy"].files["toy-Q8_0.gguf"]
+    commit, old = hub.revise("owner/toy", "v1", {"toy-Q8_0.gguf": toy}), "owner/toy@v1:Q8_0"
+    for name in (NAME, old):
+        assert run(capsys, "pull", name)[0] == 0
+    assert {line["name"]: line["revision"] for line in as_json(capsys, "ls")[-2:]} == {
+        NAME: COMMIT,
+        old: commit,
+    }
+    assert old in run(capsys, "ls")[1]
+    assert as_json(capsys, "show", "owner/toy@v1")["revision"] == commit
+    assert commit in run(capsys, "show", old)[1]
+    assert len(as_json(capsys, "generate", old, "--prompt", "one two", *SHORT)["token_ids"]) == 4
+    assert as_json(capsys, "rm", "owner/toy@v1", "--yes")["name"] == old
+    assert "is not here" in fails(capsys, "rm", "owner/toy@v1", "--yes")
+    assert [line.name for line in installed()][-1] == NAME
 
 
 def test_what_a_hub_says_is_shown_as_it_is(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,63 @@ def test_of_several_quantisations_here_the_preferred_one_has_the_short_name(hub:
     assert resolve("owner/quants:q8_0") == eight
 
 
+OLD = {"m-Q8_0.gguf": b"o" * 5000, "m-Q4_K_M.gguf": b"O" * 3000}
+
+
+def test_revisions_do_not_mix(hub: ModelHub) -> None:
+    commit = hub.revise("owner/quants", "v1", OLD)
+    old = pull("owner/quants@v1")
+    assert old.read_bytes() == OLD["m-Q4_K_M.gguf"]
+    with pytest.raises(UnknownModel):  # an old revision never stands for the current one
+        resolve("owner/quants")
+    new = pull("owner/quants")
+    assert new.read_bytes() == GGUFS["m-Q4_K_M.gguf"]
+    assert pull("owner/quants@main") == new
+    eight = pull("owner/quants@v1:q8_0")
+    assert eight.read_bytes() == OLD["m-Q8_0.gguf"]
+    pinned = pull(f"owner/quants@{commit}:Q8_0")
+    assert pinned.read_bytes() == eight.read_bytes()
+    assert pinned != eight
+    assert resolve("owner/quants@v1") == old
+    assert resolve("owner/quants") == new
+    lines = {line.name: line.revision for line in installed() if "/" in line.name}
+    assert lines == {
+        "owner/quants:Q4_K_M": COMMIT,
+        "owner/quants@v1:Q4_K_M": commit,
+        "owner/quants@v1:Q8_0": commit,
+        f"owner/quants@{commit}:Q8_0": commit,
+    }
+
+
+def test_a_branch_may_have_slashes_and_stays_where_it_was_pulled(hub: ModelHub) -> None:
+    commit = hub.revise("owner/folder", "refs/pr/3", FOLDER | {"config.json": b'{"old": 1}'})
+    path = pull("owner/folder@refs/pr/3")
+    assert (path / "config.json").read_bytes() == b'{"old": 1}'
+    assert resolve("owner/folder@refs/pr/3") == path
+    assert pull("owner/folder") != path
+    hub.revise("owner/folder", "refs/pr/3", FOLDER)
+    assert pull("owner/folder@refs/pr/3") == path
+    assert [line.revision for line in installed() if line.name.endswith("@refs/pr/3")] == [commit]
+
+
+def test_a_pull_of_a_revision_is_resumed(hub: ModelHub) -> None:
+    hub.revise("owner/quants", "v1", OLD)
+    hub.cuts = [1000, *DEAD]
+    with pytest.raises(PullError, match="owner/quants@v1:Q8_0"):
+        pull("owner/quants@v1:Q8_0")
+    hub.cuts = []
+    assert pull("owner/quants@v1:Q8_0").read_bytes() == OLD["m-Q8_0.gguf"]
+    assert hub.downloads()[-1] == "m-Q8_0.gguf bytes=1000-"
+
+
+def test_a_revision_that_is_not_there_is_named(hub: ModelHub) -> None:
+    with pytest.raises(PullError, match=r"no branch, tag or commit v9"):
+        pull("owner/quants@v9")
+    hub.revise("owner/quants", "v1", OLD)
+    with pytest.raises(PullError, match=r"pull owner/quants@v1:Q4_K_M"):
+        pull("owner/quants@v1:BF16")
+
+
 def test_safetensors_come_before_gguf_files_unless_named(hub: ModelHub) -> None:
     hub.add("owner/both", FOLDER | GGUFS)
     assert pull("owner/both:Q8_0").name == "m-Q8_0.gguf"

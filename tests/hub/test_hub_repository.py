@@ -33,6 +33,7 @@ def chosen(name: str, *paths: str) -> list[str]:
         ("hf.co/a/b:UD-Q4_K_XL", "a/b", "UD-Q4_K_XL"),
         ("hf://a/b:m-00001-of-00002.gguf", "a/b", "m-00001-of-00002.gguf"),
         ("a/b:latest", "a/b", ""),
+        ("a/b@main", "a/b", ""),
     ],
 )
 def test_hub_names(name: str, repository: str, variant: str) -> None:
@@ -40,8 +41,24 @@ def test_hub_names(name: str, repository: str, variant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a/b@v1.0", HubName("a/b", "", "v1.0")),
+        ("hf.co/a/b@v1.0:Q8_0", HubName("a/b", "Q8_0", "v1.0")),
+        ("a/b@refs/pr/3:q4_k_m", HubName("a/b", "q4_k_m", "refs/pr/3")),
+        ("a/b@0123abc:m-Q4_0.gguf", HubName("a/b", "m-Q4_0.gguf", "0123abc")),
+    ],
+)
+def test_names_with_a_revision(name: str, expected: HubName) -> None:
+    assert HubName.parse(name) == expected == HubName.parse(str(expected))
+    assert HubName.of_folder(expected.folder) == expected
+    assert expected.folder.count("/") == 1
+
+
+@pytest.mark.parametrize(
     "name",
     [
+        *("a/b@", "a/b@..", "a/b@x/../y", "a/b@/x", "a/b@x/", "a/b@x@y", "a/b:Q4_0@x", "a/b@x%2Fy"),
         *("name", "a/b/c", "../name", "owner/..", "/name", "a/b.gguf", "a/", "é/b", "a/b\n", "a/b:"),
         *("a/b:../c", "a/b:c/d", "a/b.partial", "a/b:Q4_0.partial", "a/b: Q4", "a/b:.x"),
     ],

@@ -43,6 +43,11 @@ class Repository:
     private: bool = False
     gated: bool = False
     licence: str = "mit"
+    commit: str = COMMIT
+    revisions: "dict[str, Repository]" = field(default_factory=dict)  # by branch, tag and commit, but main
+
+    def at(self, revision: str) -> "Repository | None":
+        return self if revision in ("main", self.commit) else self.revisions.get(revision)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,13 @@ class ModelHub:
     def add(self, name: str, files: Mapping[str, bytes], **settings: bool | str) -> None:
         self.repositories[name] = Repository(dict(files), **settings)  # type: ignore[arg-type]
 
+    def revise(self, name: str, revision: str, files: Mapping[str, bytes]) -> str:
+        """Adds a branch or tag to a repository; its commit."""
+        commit = hashlib.sha1(revision.encode()).hexdigest()
+        known = self.repositories[name].revisions
+        known[revision] = known[commit] = Repository(dict(files), commit=commit)
+        return commit
+
     def downloads(self) -> list[str]:
         """Files that were asked for, each time, with the bytes they were asked from."""
         return [
@@ -91,7 +103,7 @@ class ModelHub:
         methods = ["GET", "HEAD"]
         routes = [
             Route("/api/models/{owner}/{name}", self._info),
-            Route("/api/models/{owner}/{name}/revision/{revision}", self._info),
+            Route("/api/models/{owner}/{name}/revision/{revision:path}", self._info),
             Route("/api/models/{owner}/{name}/tree/{revision}", self._tree),
             Route("/{owner}/{name}/resolve/{revision}/{path:path}", self._resolve, methods=methods),
             Route("/content/{digest}", self._content, methods=methods),
@@ -111,11 +123,12 @@ class ModelHub:
         if repository is None or (repository.private and token != TOKEN):
             # Whoever is not logged in does not learn which it is.
             return refused(404 if token else 401, "RepoNotFound" if token else "", "Repository not found")
-        if request.path_params.get("revision", "main") not in ("main", COMMIT):
+        revised = repository.at(request.path_params.get("revision", "main"))
+        if revised is None:
             return refused(404, "RevisionNotFound", "Invalid rev id")
         if repository.gated and token != TOKEN and "/resolve/" in request.url.path:
             return refused(403 if token else 401, "GatedRepo", "Access to this repository is restricted")
-        return repository
+        return revised
 
     def _note(self, request: Request) -> None:
         asked = (request.headers.get(name, "") for name in ("range", "authorization"))
@@ -129,7 +142,7 @@ class ModelHub:
         return JSONResponse(
             {
                 "id": f"{request.path_params['owner']}/{request.path_params['name']}",
-                "sha": COMMIT,
+                "sha": repository.commit,
                 "private": repository.private,
                 "gated": "manual" if repository.gated else False,
                 "cardData": {"license": repository.licence},
@@ -162,7 +175,7 @@ class ModelHub:
         path = request.path_params["path"]
         if path not in repository.files:
             return refused(404, "EntryNotFound", "Entry not found")
-        content, headers = repository.files[path], {"X-Repo-Commit": COMMIT}
+        content, headers = repository.files[path], {"X-Repo-Commit": repository.commit}
         if not path.endswith(LARGE):
             return await self._send(request, path, content, headers | {"ETag": f'"{git_hash(content)}"'})
         digest = hashlib.sha256(content).hexdigest()
@@ -171,7 +184,8 @@ class ModelHub:
 
     async def _content(self, request: Request) -> Response:
         self._note(request)
-        for repository in self.repositories.values():
+        named = self.repositories.values()
+        for repository in [*named, *(one for each in named for one in each.revisions.values())]:
             for path, content in repository.files.items():
                 digest = hashlib.sha256(content).hexdigest()
                 if digest == request.path_params["digest"]:

@@ -19,7 +19,7 @@ from paceline.cli import completion
 from paceline.cli.options import AsJson
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
-PULL_HELP = "A name from `paceline models`, or owner/name[:QUANTISATION] on a hub."
+PULL_HELP = "A name from `paceline models`, or owner/name[@REVISION][:QUANTISATION] on a hub."
 out = Console(highlight=False, soft_wrap=True)
 
 

@@ -94,8 +94,9 @@ def show(
     plan, weights, tokenizer = plan_load(path, config), _weights(path), Tokenizer.load(path)
     memory = _memory(plan, config, min(weights.context, config.max_model_len or weights.context))
     chat, drafters = _chat(tokenizer), _drafters(path, tokenizer)
+    revision = next((one.revision for one in hub.installed() if one.path == path), "")
     if as_json:
-        facts: dict[str, Any] = {"model": model, "path": str(path), **asdict(weights)}
+        facts: dict[str, Any] = {"model": model, "path": str(path), "revision": revision, **asdict(weights)}
         facts |= {"engine": plan.engine, "reason": plan.reason, "memory": asdict(memory)}
         print(json.dumps(facts | {"chat": asdict(chat), "drafters": asdict(drafters)}, ensure_ascii=False))
         return
@@ -103,6 +104,7 @@ def show(
     for name, line in {
         "model": model,
         "path": str(path),
+        **({"revision": revision} if revision else {}),
         "family": f"{weights.family}, {weights.parameters / 1e6:,.0f} million parameters",
         "quantisation": _quantisation(weights),
         "size": f"{weights.size / 1e6:,.0f} MB on the disk",

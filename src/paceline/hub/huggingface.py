@@ -57,7 +57,9 @@ def look_up(name: HubName) -> Listing:
     """Asks the hub which files the name takes."""
     api = _api(name)
     with _plain_reasons(name):
-        info = api.model_info(name.repository, files_metadata=True, timeout=LOOK_UP_S)
+        info = api.model_info(
+            name.repository, revision=name.revision or None, files_metadata=True, timeout=LOOK_UP_S
+        )
     files = [
         RepositoryFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
@@ -221,6 +223,10 @@ def _reason(name: HubName, error: Exception, status: int | None) -> str:
             "the account of your token cannot see it" if get_token() else "set HF_TOKEN if it is private"
         )
         return f"no such repository: check the spelling, or {private}; or pull one of {', '.join(CATALOGUE)}"
+    if "RevisionNotFoundError" in kinds:
+        return (
+            f"no branch, tag or commit {name.revision}: {endpoint()}/{name.repository}/tree/main lists them"
+        )
     if "EntryNotFoundError" in kinds:
         return "a file of it has just been removed: pull again"
     if "OfflineModeIsEnabled" in kinds:

@@ -5,12 +5,13 @@ home/models/NAME/        a catalogue model
     partial/             of an unfinished pull
 home/hub/OWNER/NAME/          a hub repository of safetensors, renamed from NAME.partial when it is complete
 home/hub/OWNER/NAME:Q4_K_M/   a GGUF model of one; MANIFEST names the file to open
+home/hub/OWNER/NAME@REV...    the same of a revision that was named, whatever else of the repository is here
 """
 
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,7 @@ class Installed:
     pulled: bool
     format: str  # the quantisation of a GGUF file, or "safetensors"
     arrived: int  # bytes on the disk
+    revision: str = ""  # the commit of a repository; empty: not of a hub, or not whole
 
 
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:
@@ -75,18 +77,21 @@ def _hub_models() -> list[tuple[HubName, Path]]:
     """Of each model from a hub the name and the folder, which ends in UNFINISHED while files are missing."""
     found: dict[HubName, Path] = {}
     for folder in sorted((home() / "hub").glob("*/*/")):  # a whole one before an unfinished one
-        name = HubName.parse(f"{folder.parent.name}/{folder.name.removesuffix(UNFINISHED)}")
+        name = HubName.of_folder(f"{folder.parent.name}/{folder.name.removesuffix(UNFINISHED)}")
         if name and (folder.name.endswith(UNFINISHED) or (folder / MANIFEST).is_file()):
             found.setdefault(name, folder)
     return list(found.items())
 
 
 def pulled_folder(name: HubName) -> Path | None:
-    """Of a hub model that is here; of several quantisations the preferred one, unless the name says."""
+    """Of a hub model that is here; of several quantisations the preferred one, unless the name says.
+
+    A revision is the one that is named, never another: it may hold other weights.
+    """
     whole = {
         found.variant: folder
         for found, folder in _hub_models()
-        if found.repository == name.repository and not folder.name.endswith(UNFINISHED)
+        if replace(found, variant=name.variant) == name and not folder.name.endswith(UNFINISHED)
     }
     if not name.variant and "" in whole:
         return whole[""]
@@ -139,7 +144,7 @@ def model_file(model: CatalogueModel) -> Path:
 
 def hub_folder(name: HubName) -> Path:
     """name: with the variant of a GGUF model."""
-    return home() / "hub" / str(name)
+    return home() / "hub" / name.folder
 
 
 def hub_partial(name: HubName) -> Path:
@@ -179,6 +184,7 @@ def _installed_from_hub(name: HubName, folder: Path) -> Installed:
         pulled=not folder.name.endswith(UNFINISHED),
         format=quantisation(name.variant) or name.variant or SAFETENSORS,
         arrived=arrived,
+        revision=manifest.get("revision", ""),
     )
 
 

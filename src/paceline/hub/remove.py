@@ -1,7 +1,7 @@
 """`paceline rm`: what of a model is on the disk, and its removal."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.atomic import locked
@@ -69,10 +69,10 @@ def _in_full(name: HubName) -> HubName:
     here = [
         found
         for line in installed()
-        if (found := HubName.parse(line.name)) and found.repository == name.repository
+        if (found := HubName.parse(line.name)) and replace(found, variant=name.variant) == name
     ]
     if folder := pulled_folder(name):
-        wanted = HubName.parse(f"{folder.parent.name}/{folder.name}")
+        wanted = HubName.of_folder(f"{folder.parent.name}/{folder.name}")
     else:
         wanted = next((found for found in here if found.variant.lower() == name.variant.lower()), None)
         wanted = wanted or (here[0] if len(here) == 1 and not name.variant else None)

@@ -4,6 +4,7 @@ owner/name           config.json and *.safetensors where the repository has them
                      comes first in PREFERENCE
 owner/name:Q4_K_M    the GGUF file of this quantisation, in any case of letters
 owner/name:FILE      the GGUF file of this name
+owner/name@REV       the same of a branch, a tag or a commit, alone or before a variant: owner/name@REV:Q4_K_M
 """
 
 import re
@@ -28,8 +29,13 @@ UNREADABLE: Final = ("IQ", "TQ", "Q4_0_", "NVFP4")  # how quantisations begin th
 
 _PREFIXES: Final = ("hf://", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _NAME: Final = re.compile(
-    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<variant>\w[\w.+-]*))?", re.ASCII
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(@(?P<revision>\w[\w.+-]*(/\w[\w.+-]*)*))?"
+    r"(:(?P<variant>\w[\w.+-]*))?",
+    re.ASCII,
 )
+_MAIN: Final = "main"  # the branch that a name without a revision stands for
+_SLASH: Final = "%2F"  # of a revision, in the name of a folder
 _QUANTISATION: Final = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_(?:K|\d|XXS|XS|S|M|L|XL|NL))*|TQ\d_\d|(?:MX|NV)FP4(?:_MOE)?|BF16|FP?16|FP?32))"
     r"(?=$|[-._])",
@@ -43,6 +49,7 @@ _NOT_MODELS: Final = ("mmproj", "imatrix")  # a vision encoder, statistics: how 
 class HubName:
     repository: str  # owner/name
     variant: str = ""  # a quantisation, or a GGUF file's name; empty: the repository's own
+    revision: str = ""  # a branch, a tag or a commit; empty: the main branch
 
     @classmethod
     def parse(cls, text: str) -> "HubName | None":
@@ -52,11 +59,27 @@ class HubName:
         match = _NAME.fullmatch(text)
         if match is None or match["repository"].endswith(".gguf") or text.endswith(UNFINISHED):
             return None
-        variant = match["variant"] or ""
-        return cls(match["repository"], "" if variant.lower() == "latest" else variant)
+        variant, revision = match["variant"] or "", match["revision"] or ""
+        return cls(
+            match["repository"],
+            "" if variant.lower() == "latest" else variant,
+            "" if revision == _MAIN else revision,
+        )
+
+    @classmethod
+    def of_folder(cls, path: str) -> "HubName | None":
+        """The name whose `folder` this is."""
+        return cls.parse(path.replace(_SLASH, "/"))
+
+    @property
+    def folder(self) -> str:
+        """OWNER/NAME of a path that no other name has."""
+        owner, _, rest = str(self).partition("/")
+        return f"{owner}/{rest.replace('/', _SLASH)}"
 
     def __str__(self) -> str:
-        return f"{self.repository}:{self.variant}" if self.variant else self.repository
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.repository}{revision}" + (f":{self.variant}" if self.variant else "")
 
     @property
     def short(self) -> str:
@@ -103,7 +126,7 @@ def select(name: HubName, files: Sequence[RepositoryFile]) -> Selection:
     """Raises a PullError that lists what there is where the name does not fit."""
     if not name.variant and (folder := _safetensors(files)):
         return Selection(name, folder)
-    models = _gguf_models(name.repository, files)
+    models = _gguf_models(name, files)
     if not models:
         raise PullError(
             f"{name.repository} holds no model: expected config.json and *.safetensors, or GGUF files"
@@ -140,7 +163,7 @@ def _safetensors(files: Sequence[RepositoryFile]) -> tuple[RepositoryFile, ...]:
     return needed if whole and any(file.path.endswith(".safetensors") for file in needed) else ()
 
 
-def _gguf_models(repository: str, files: Iterable[RepositoryFile]) -> list[Selection]:
+def _gguf_models(name: HubName, files: Iterable[RepositoryFile]) -> list[Selection]:
     """By preference. Where two files have one quantisation, both go by their file names."""
     groups: dict[str, list[RepositoryFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
@@ -150,7 +173,7 @@ def _gguf_models(repository: str, files: Iterable[RepositoryFile]) -> list[Selec
     counts = Counter(labels.values())
     models = [
         Selection(
-            HubName(repository, label if counts[label] == 1 else groups[stem][0].name), tuple(groups[stem])
+            replace(name, variant=label if counts[label] == 1 else groups[stem][0].name), tuple(groups[stem])
         )
         for stem, label in labels.items()
     ]
