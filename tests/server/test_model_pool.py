@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect, Request
 
 from paceline import LLM, EngineConfig
-from paceline.errors import Busy, ShuttingDown, TimedOut, UsageError
+from paceline.errors import Busy, ModelError, ShuttingDown, TimedOut, UsageError
 from paceline.paths import home
 from paceline.server.launch import ModelSettings, _memory_bytes
 from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
@@ -262,6 +263,90 @@ def test_a_client_that_leaves_waits_no_longer(server: Running, monkeypatch: pyte
     assert until(lambda: model.state == "loaded", 600)  # it was on its way
     assert model.requests == 0
     assert written(server, "a")["model"] == "a"
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 4},
+    "/v1/responses": {"input": PROMPT, "max_output_tokens": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server whose streams get a comment every 20 ms."""
+    with serving(tmp_path_factory.mktemp("impatient"), keep_alive_s=0.02) as found:
+        yield found
+
+
+@contextmanager
+def commented(server: Running, path: str, model: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream after its second comment."""
+    body = {"model": model, "stream": True, **STREAMS[path]}
+    with httpx.stream("POST", f"{server.url}{path}", json=body, trust_env=False, timeout=600) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+        yield lines
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_gets_comments_while_its_model_is_loaded(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    written(impatient, "a")
+    _, go_on = hold_loads(impatient, monkeypatch)
+    try:
+        with commented(impatient, path, "b") as lines:
+            go_on.set()
+            told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    finally:
+        go_on.set()
+    models = {one.get("model") or one.get("response", {}).get("model") for one in told}
+    assert "b" in models - {None}
+    assert not any("error" in one for one in told)
+    assert until(lambda: not impatient.app.admission.in_flight, 60)
+    assert impatient.app.models.find("b").requests == 0
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_client_that_leaves_after_comments_waits_no_longer(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    written(impatient, "a")
+    begun, go_on = hold_loads(impatient, monkeypatch)
+    model = impatient.app.models.find("b")
+    try:
+        with commented(impatient, path, "b"):
+            assert begun.wait(600)
+        assert until(lambda: not model.waiting and not impatient.app.admission.in_flight, 600)
+    finally:
+        go_on.set()
+    assert until(lambda: model.state == "loaded", 600)  # it was on its way
+    assert model.requests == 0
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_load_that_fails_after_comments_ends_the_stream_with_an_error(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    written(impatient, "a")
+    go_on = threading.Event()
+
+    def fails(model: ServedModel) -> Any:
+        assert go_on.wait(600)
+        raise ModelError("no weights")
+
+    monkeypatch.setattr(impatient.app.models, "_load", fails)
+    try:
+        with commented(impatient, path, "b") as lines:
+            go_on.set()
+            (told,) = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    finally:
+        go_on.set()
+    error = told.get("error") or told["response"]["error"]
+    assert error["message"] == "the model 'b' could not be loaded: the server's log says why"
+    assert until(lambda: not impatient.app.admission.in_flight, 60)
 
 
 def test_a_model_with_requests_in_flight_is_not_unloaded(

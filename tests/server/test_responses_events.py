@@ -24,8 +24,8 @@ ANSWER: list[Delta] = [
 
 
 def events_of(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
-    items = Items("resp_1", FORMATS["hermes"])
-    events = [event for delta in deltas for event in items.take(delta)]
+    items = Items("resp_1")
+    events = [event for delta in deltas for event in items.take(delta, FORMATS["hermes"])]
     return items, events + items.close(status)
 
 

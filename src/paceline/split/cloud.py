@@ -165,7 +165,7 @@ class SplitServing:
                 http.state.ticket.leave(0, time.monotonic(), api_error(error).retryable)
             raise
         with serving.recorded(context):
-            await serving.load(http, context)
+            await serving.load(context)
             read = partial(self._params, context, message)
             params = serving.limited(context, await off_loop(http, read))
             (prepared,) = await serving.prepare(context, [params])

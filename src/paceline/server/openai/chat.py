@@ -12,12 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.openai.serving import ChunkServing, newly_predicted, token_logprobs, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
-from paceline.web.request_body import off_loop, read_request
+from paceline.web.request_body import read_request
 
 COMPLETION: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"
@@ -27,20 +26,14 @@ class ChatServing(ChunkServing):
     async def create(self, http: Request) -> Response:
         body, request = await read_request(http, ChatRequest, self.max_body)
         context = self.admission.admit(http, body, request, "chatcmpl-")
-        with self.recorded(context):
-            engine = await self.load(http, context)
-            llm = engine.llm
-            read = partial(chat_params, request, engine.spec(context.route), engine.drafters)
-            params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
-            if not request.prefill:
-                await self.predict_tool_calls(context, request)
+        read = partial(self.read_chat, http, context, request)
         if request.prefill:
-            used = await self.read_ahead(http, context, [params])
+            used = await self.read_ahead(http, context, read)
             answer = {**self.head(context, COMPLETION), "choices": [], "usage": used}
             return JSONResponse(answer | self.log.response_metrics(context))
         if request.stream:
-            return await self.stream(http, context, [params])
-        await self.run(http, context, [params])
+            return await self.stream(http, context, read)
+        await self.run(http, context, read)
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 
     def head(self, context: RequestContext, kind: str = CHUNK) -> dict[str, Any]:

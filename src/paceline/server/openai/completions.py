@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
+from paceline.server.async_engine import GenerateParams
 from paceline.server.openai.params import completion_params, read_prompts
 from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.openai.serving import ChunkServing, usage
@@ -25,16 +26,20 @@ class CompletionServing(ChunkServing):
     async def create(self, http: Request) -> Response:
         body, request = await read_request(http, CompletionRequest, self.max_body)
         context = self.admission.admit(http, body, request, "cmpl-")
-        with self.recorded(context):
-            prompts, engine = read_prompts(request.prompt), await self.load(http, context)
-            spec = engine.spec(context.route)
-            read = partial(completion_params, request, prompts[0], spec, engine.drafters)
-            first = self.limited(context, await off_loop(http, read))
-            params = [replace(first, prompt=prompt) for prompt in prompts]
+        read = partial(self._read, http, context, request)
         if request.stream:
-            return await self.stream(http, context, params)
-        await self.run(http, context, params)
+            return await self.stream(http, context, read)
+        await self.run(http, context, read)
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
+
+    async def _read(
+        self, http: Request, context: RequestContext, request: CompletionRequest
+    ) -> list[GenerateParams]:
+        prompts, engine = read_prompts(request.prompt), await self.load(context)
+        spec = engine.spec(context.route)
+        read = partial(completion_params, request, prompts[0], spec, engine.drafters)
+        first = self.limited(context, await off_loop(http, read))
+        return [replace(first, prompt=prompt) for prompt in prompts]
 
     def head(self, context: RequestContext) -> dict[str, Any]:
         return {

@@ -31,15 +31,15 @@ class EmbeddingServing(Serving):
     async def create(self, http: Request) -> Response:
         body, request = await read_request(http, EmbeddingRequest, self.max_body)
         context = self.admission.admit(http, body, request, "embd-")
-        with self.recorded(context):
-            texts, engine = _texts(request.input), await self.load(http, context)
-            width = engine.llm.target.width
-            if request.dimensions is not None and request.dimensions > width:
-                raise ApiError(
-                    400, f"dimensions: expected at most {width}, as the model has", param="dimensions"
-                )
-        await self.run(http, context, [_params(text) for text in texts])
-        return await engine.in_thread(partial(_answer, context, request))
+        await self.run(http, context, partial(self._read, context, request))
+        return await context.engine.in_thread(partial(_answer, context, request))
+
+    async def _read(self, context: RequestContext, request: EmbeddingRequest) -> list[GenerateParams]:
+        texts, engine = _texts(request.input), await self.load(context)
+        width = engine.llm.target.width
+        if request.dimensions is not None and request.dimensions > width:
+            raise ApiError(400, f"dimensions: expected at most {width}, as the model has", param="dimensions")
+        return [_params(text) for text in texts]
 
 
 def _texts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:

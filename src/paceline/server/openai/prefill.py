@@ -27,23 +27,22 @@ class PrefillServing(Serving):
         _, body = await read_object(http, self.max_body)
         request = await off_loop(http, partial(_parsed, body))
         context = self.admission.admit(http, body, request, "prefill-")
-        with self.recorded(context):
-            engine = await self.load(http, context)
-            params = [
-                self.limited(context, one) for one in await off_loop(http, partial(self._read, context))
-            ]
-        used = await self.read_ahead(http, context, params)
+        used = await self.read_ahead(http, context, partial(self._read, http, context))
         answer = {
             "id": context.id,
             "object": OBJECT,
             "created": int(context.created),
             "model": context.model.name,
-            "system_fingerprint": engine.fingerprint,
+            "system_fingerprint": context.engine.fingerprint,
             "usage": used,
         }
         return JSONResponse(answer | self.log.response_metrics(context))
 
-    def _read(self, context: RequestContext) -> list[GenerateParams]:
+    async def _read(self, http: Request, context: RequestContext) -> list[GenerateParams]:
+        await self.load(context)
+        return [self.limited(context, one) for one in await off_loop(http, partial(self._params, context))]
+
+    def _params(self, context: RequestContext) -> list[GenerateParams]:
         request, engine = context.request, context.engine
         spec = engine.spec(context.route)
         if isinstance(request, ChatRequest):

@@ -14,11 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import short
-from paceline.llm import LLM
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.async_engine import GenerateParams
-from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest, Message
 from paceline.server.openai.responses_events import Event, Items, TextLogprobs, copied
 from paceline.server.openai.responses_protocol import (
@@ -37,7 +34,7 @@ from paceline.server.openai.responses_protocol import (
     read_text,
     read_tools,
 )
-from paceline.server.openai.serving import Serving, newly_predicted, token_logprobs, usage
+from paceline.server.openai.serving import ReadParams, Serving, newly_predicted, token_logprobs, usage
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import off_loop, read_request
 from paceline.web.streaming import event
@@ -80,26 +77,20 @@ class ResponsesServing(Serving):
         body, request = await read_request(http, ResponsesRequest, self.max_body)
         chat = await off_loop(http, partial(as_chat, request))
         context = self.admission.admit(http, body, chat, "resp_", id_bytes=24)
-        with self.recorded(context):
-            engine = await self.load(http, context)
-            llm = engine.llm
-            read = partial(chat_params, chat, engine.spec(context.route), engine.drafters)
-            params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
-            await self.predict_tool_calls(context, chat)
-        builder = ResponseBuilder(context, request, llm)
+        read, builder = partial(self.read_chat, http, context, chat), ResponseBuilder(context, request)
         if request.stream:
-            events = self._events(context, params, builder)
+            events = self._events(context, read, builder)
             return await self.event_stream(http, context, events, lambda error: event(builder.failed(error)))
-        await self.run(http, context, [params])
+        await self.run(http, context, read)
         return JSONResponse(builder.whole(context.outputs[0]))
 
     async def _events(
-        self, context: RequestContext, params: GenerateParams, builder: "ResponseBuilder"
+        self, context: RequestContext, read: ReadParams, builder: "ResponseBuilder"
     ) -> AsyncGenerator[bytes, None]:
         """The last event holds the usage and says that it is the last: there is no DONE."""
         begun = False
         with self.recorded(context):
-            (prepared,) = await self.prepare(context, [params])
+            (prepared,) = await self.prepare(context, await read())
             async with aclosing(context.engine.generate(context, prepared)) as deltas:
                 async for output, delta in deltas:
                     if not begun:
@@ -223,10 +214,9 @@ def _response_format(text: TextSettings | None) -> dict[str, Any] | None:
 class ResponseBuilder:
     """The response object of one request as it grows, and its numbered events."""
 
-    def __init__(self, context: RequestContext, request: ResponsesRequest, llm: LLM) -> None:
-        self._context, self._request, self._model = context, request, llm.name
-        self._tokenizer = llm.tokenizer
-        self._items = Items(context.id, llm.tokenizer.tool_format)
+    def __init__(self, context: RequestContext, request: ResponsesRequest) -> None:
+        self._context, self._request = context, request
+        self._items = Items(context.id)
         self._logprobs = TextLogprobs()
         self._sent = 0  # events
 
@@ -257,9 +247,10 @@ class ResponseBuilder:
     def _take(self, delta: OutputDelta) -> list[Event]:
         self._logprobs.push(delta)
         events: list[Event] = []
+        tokenizer = self._context.engine.llm.tokenizer
         for part in delta.deltas:
-            logprobs = token_logprobs(self._tokenizer, self._logprobs.take(part))
-            events += self._items.take(part, logprobs)
+            logprobs = token_logprobs(tokenizer, self._logprobs.take(part))
+            events += self._items.take(part, tokenizer.tool_format, logprobs)
         return events
 
     def _numbered(self, event: Event) -> Event:
@@ -285,7 +276,7 @@ class ResponseBuilder:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self._model,
+            "model": self._context.model.name,
             "output": [copied(item) for item in self._items.done],
             "usage": None,
         }

@@ -45,20 +45,20 @@ class TextLogprobs:
 class Items:
     """Texts become messages, calls become items of their own; one is open at a time."""
 
-    def __init__(self, response: str, tools: ToolFormat) -> None:
+    def __init__(self, response: str) -> None:
         self._response = response
-        self._tools = tools  # how the model writes calls
         self.done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # the open item's index among the calls
 
-    def take(self, delta: Delta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+    def take(self, delta: Delta, tools: ToolFormat, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """tools: how the model writes calls."""
         match delta:
             case ContentDelta():
                 events = [] if self._is_open("message") else self._begin_message()
                 return [*events, self._text(delta.text, logprobs)]
             case CallDelta():
-                events = [] if self._call == delta.index else self._begin_call(delta)
+                events = [] if self._call == delta.index else self._begin_call(delta, tools)
                 return [*events, *self._arguments(delta.arguments)]
 
     def close(self, status: str = "completed") -> list[Event]:
@@ -87,13 +87,13 @@ class Items:
         item["content"] = [_text_part("")]
         return [*began, {**self._at("response.content_part.added", part=True), "part": _text_part("")}]
 
-    def _begin_call(self, delta: CallDelta) -> list[Event]:
+    def _begin_call(self, delta: CallDelta, tools: ToolFormat) -> list[Event]:
         item = {
             "id": self._id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "arguments": "",
-            "call_id": call_id(self._response, delta.index, self._tools),
+            "call_id": call_id(self._response, delta.index, tools),
             "name": delta.name or "",
         }
         began = self._begin(item)

@@ -1,7 +1,7 @@
 """Parts of a request's way that all endpoints share. The way itself is in chat.py, top to bottom."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import ADMITTED, AsyncEngine, GenerateParams, PreparedPrompt
 from paceline.server.model_pool import ModelPool
+from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from paceline.server.openai.rounds import round_report
 from paceline.server.request_log import RequestLog
@@ -22,6 +23,7 @@ from paceline.server.tool_prediction import PredictionRequest, ToolPrediction, p
 from paceline.text import CallDelta, Tokenizer
 from paceline.types import TokenLogprob
 from paceline.web.api_errors import ApiError, api_error, log_and_convert
+from paceline.web.request_body import off_loop
 from paceline.web.streaming import (
     DONE,
     cancelled_by_disconnect,
@@ -43,6 +45,9 @@ _RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/response
     (".function.parameters", ".parameters"),
 )
 
+# Waits for the model of a request, and reads what the request wants of it.
+ReadParams = Callable[[], Awaitable[Sequence[GenerateParams]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -55,15 +60,13 @@ class Serving:
     max_parallel: int = MAX_PARALLEL  # outputs at once of a request with many prompts
     keep_alive_s: float = KEEP_ALIVE_S  # without an event before a stream gets a comment; 0: none
 
-    async def load(self, http: Request, context: RequestContext) -> AsyncEngine:
-        """The engine of the request's model, which stays loaded until the end of the request is recorded."""
-        model = context.model
-        if (loaded := self.models.try_acquire(model)) is not None:
-            return context.hold(loaded, partial(self.models.release, model))
-        async with cancelled_by_disconnect(http):
-            loaded = await self.models.acquire(model, context.deadline)
-            context.hold(loaded, partial(self.models.release, model))
-        return loaded
+    async def load(self, context: RequestContext) -> AsyncEngine:
+        """The engine of the request's model, which stays loaded until the end of the request is recorded.
+
+        Awaited where a client that leaves cancels it, and where a stream gets its comments meanwhile.
+        """
+        loaded = await self.models.acquire(context.model, context.deadline)
+        return context.hold(loaded, partial(self.models.release, context.model))
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
@@ -87,7 +90,18 @@ class Serving:
         context.span.set_request(params.params, params.n, context.request.streams)
         return params
 
-    async def predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> None:
+    async def read_chat(
+        self, http: Request, context: RequestContext, request: ChatRequest
+    ) -> list[GenerateParams]:
+        engine = await self.load(context)
+        template = engine.llm.tokenizer.template
+        read = partial(chat_params, request, engine.spec(context.route), engine.drafters, template)
+        params = self.limited(context, await off_loop(http, read))
+        if not request.prefill:
+            await self._predict_tool_calls(context, request)
+        return [params]
+
+    async def _predict_tool_calls(self, context: RequestContext, request: ChatRequest) -> None:
         """Where the request wants it."""
         options = request.predict_tool_calls
         if options is None:
@@ -116,24 +130,26 @@ class Serving:
         context.charge(sum(map(engine.max_usage, prepared)))
         return prepared
 
-    async def run(self, http: Request, context: RequestContext, params: Sequence[GenerateParams]) -> None:
+    async def run(self, http: Request, context: RequestContext, read: ReadParams) -> None:
         """Answers all prompts of a request that does not stream, and records its end."""
         with self.recorded(context):
             async with cancelled_by_disconnect(http):
+                params = await read()
                 prepared = await self.prepare(context, params)
                 jobs = [self._run_one(context, one) for one in prepared]
                 await gather_limited(jobs, max(1, self.max_parallel // params[0].n))
         context.outputs.sort(key=lambda output: output.index)
         self.log.finished(context)
 
-    async def read_ahead(
-        self, http: Request, context: RequestContext, params: Sequence[GenerateParams]
-    ) -> dict[str, Any]:
+    async def read_ahead(self, http: Request, context: RequestContext, read: ReadParams) -> dict[str, Any]:
         """Reads the prompts into the prefix cache, behind all requests that generate; returns the usage."""
-        with self.recorded(context):
+
+        async def read_prefill() -> list[GenerateParams]:
             if context.request.streams:
                 raise ApiError(400, "a prefill has no text to stream: leave stream out", param="stream")
-        await self.run(http, context, [replace(one, prefill=True, n=1, prediction="") for one in params])
+            return [replace(one, prefill=True, n=1, prediction="") for one in await read()]
+
+        await self.run(http, context, read_prefill)
         return usage(context.outputs)
 
     async def _run_one(self, context: RequestContext, prepared: PreparedPrompt) -> None:
@@ -172,21 +188,18 @@ class ChunkServing(Serving):
     ) -> Iterator[dict[str, Any]]:
         """The chunks of one round."""
 
-    async def stream(
-        self, http: Request, context: RequestContext, params: Sequence[GenerateParams]
-    ) -> Response:
+    async def stream(self, http: Request, context: RequestContext, read: ReadParams) -> Response:
         return await self.event_stream(
-            http, context, self._events(context, params), lambda error: event(error.body) + DONE
+            http, context, self._events(context, read), lambda error: event(error.body) + DONE
         )
 
-    async def _events(
-        self, context: RequestContext, params: Sequence[GenerateParams]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, context: RequestContext, read: ReadParams) -> AsyncGenerator[bytes, None]:
         """The chunks of each round as they come, whatever its prompt; the usage if requested; DONE."""
         assert isinstance(context.request, GenerationRequest)
         options = context.request.stream_options or StreamOptions()
         begun: set[int] = set()
         with self.recorded(context):
+            params = await read()
             prepared = await self.prepare(context, params)
             streams = [context.engine.generate(context, one) for one in prepared]
             async with aclosing(merged(streams, max(1, self.max_parallel // params[0].n))) as deltas:
