@@ -25,6 +25,8 @@ PEER_READERS: Final = {  # whose answers and who reads them: a short name
     ("llama.cpp, auto", "llama.cpp"): "llama.cpp",
 }
 Lines = list[str]
+WORKLOADS: Final = {"agents": "agents' turns", "chat": "chats", "mixed": "both mixed"}  # of `bench control`
+NOTHING_GAINED: Final = 1.01  # times plain: drafts are not worth it below
 
 
 def page() -> str:
@@ -223,6 +225,8 @@ def on_a_gpu() -> Lines:
 
 def when_not() -> Lines:
     lines = ["## When not?", ""]
+    for result in results_folder.read("control"):
+        lines += _under_load(result)
     for result in results_folder.read("serve"):
         lines += _many_agents(result)
     for result in results_folder.read("drafters"):
@@ -238,18 +242,41 @@ def when_not() -> Lines:
     return lines
 
 
+def _under_load(result: Result) -> Lines:
+    """Of a controller alone, not of one with a trained drafter: decoding with as many as were tried."""
+    rows, load = result["rows"], max(row["load"] for row in result["rows"])
+    if any(row["against_untrained"] for row in rows):
+        return []
+    shown, even = [], []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        gains = [
+            row["against_plain"]["adaptive"]["median"]
+            for row in rows
+            if (row["workload"], row["load"]) == (workload, load)
+        ]
+        shown.append(f"{min(gains):.2f} to {max(gains):.2f} on {WORKLOADS[workload]}")
+        even += [WORKLOADS[workload]] if max(gains) < NOTHING_GAINED else []
+    advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
+    return [
+        f"- **{load} answers at once** ({result['machine']['model']}), times the tokens/s of plain decoding "
+        f"with the default list: {', '.join(shown)}. The more rows a pass has, the less a draft "
+        f"brings, and the controller drafts less.{advice}"
+    ]
+
+
 def _many_agents(result: Result) -> Lines:
     agents, model = result["settings"]["agents"], result["machine"]["model"]
-    shown = []
+    shown, loses = [], False
     for turn in ("first", "next"):
         rates = throughput(result, turn, agents)
         drafts, plain = rates["paceline default"], rates["paceline plain"]
         word = "fewer" if drafts < plain else "more"
         shown.append(f"{word} tokens/s than plain on {turn} turns, {drafts:.0f} against {plain:.0f}")
+        loses += drafts < plain
+    advice = " Compare with `--drafters none` where throughput is what counts." if loses else ""
     return [
-        f"- **{agents} agents at once** ({model}): the default list gives {', and '.join(shown)}. A full "
-        "batch keeps the processor busy, so that drafts compete with the tokens of other requests. Start the "
-        "server with `--drafters none`, or set `drafters: [none]` in a route, if throughput is what counts."
+        f"- **{agents} agents at once** over HTTP, prompts included ({model}): the default list gives "
+        f"{', and '.join(shown)}.{advice}"
     ]
 
 

@@ -13,6 +13,7 @@ from paceline.batches import Batch, Batches, Outcome, window
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
 from paceline.constraints import (
     UNCONSTRAINED,
+    Answer,
     AnyTool,
     Compiler,
     GrammarLimits,
@@ -50,6 +51,7 @@ class EncodedPrompt:
 
     tokens: list[int]
     end: str
+    answer: Answer = "text"
 
 
 def _streaming(
@@ -89,8 +91,8 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
     draft_vocab: for a draft model with another tokenizer. intersection: it drafts tokens that both
     vocabularies have; text: its text is tokenized again; auto: the better of the two for the request.
     chat_template: a Jinja template or its file, instead of the model's own.
-    tool_format: how the model writes tool calls, if its template does not show it: hermes, llama3, mistral or
-    smollm2.
+    tool_format: how the model writes tool calls, if its template does not show it: hermes, llama3, mistral,
+    smollm2 or harmony.
 
     Attributes: `spec`, the settings of requests that bring none; `tokenizer`, whose `fingerprint` is equal
     for models with the same vocabulary and merges; `target` and `engine`, the model and its scheduler;
@@ -184,7 +186,7 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
             tokens, end = self._encode_prefix(_messages(prompt), output, dict(template or {})), ""
         if len(tokens) >= (limit := self.target.max_context):
             raise PromptTooLong.of(str(len(tokens)), limit, self.engine.config.max_model_len > 0)
-        return EncodedPrompt(tokens, end)
+        return EncodedPrompt(tokens, end, self._answer(prompt, continue_final_message))
 
     def prepare(
         self,
@@ -202,7 +204,7 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         prediction: a text, or the index that another prompt of the request has.
         """
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt, output)
-        tokens, prompt_end = encoded.tokens, encoded.end
+        tokens = encoded.tokens
         if spec is None:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
@@ -214,10 +216,10 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
             spec=spec,
             tenant=tenant,
             prediction=self._prediction(prediction) if isinstance(prediction, str) else prediction,
-            cursor=self._cursor(output, prompt_end, params.ignore_eos),
+            cursor=self._cursor(output, encoded, params.ignore_eos),
             remember=remember,
         )
-        return self._output(seq, self._parser(output, prompt_end))
+        return self._output(seq, self._parser(output, encoded))
 
     def prepare_prefill(
         self, prompt: EncodedPrompt, params: SamplingParams, *, tenant: str = "", remember: bool = True
@@ -262,8 +264,16 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         if isinstance(reader, Pooler) and reader.needs_all_rows:
             self.target.forget(request.seq.tenant)
 
-    def _parser(self, output: OutputSpec, prompt_end: str) -> OutputParser:
-        parse, format = output.parser(prompt_end), self.tokenizer.tool_format
+    def _answer(self, prompt: Prompt, continues: bool) -> Answer:
+        chat = not isinstance(prompt, str) and not _are_tokens(prompt)
+        if not chat or not self.tokenizer.tool_format.channels:
+            return "text"
+        return "message" if continues else "messages"
+
+    def _parser(self, output: OutputSpec, prompt: EncodedPrompt) -> OutputParser:
+        parse, format = output.parser(prompt.end), self.tokenizer.tool_format
+        if prompt.answer != "text":
+            return OutputParser(parse, format, calls=output.may_call, within=prompt.answer == "message")
         if not output.may_call:
             return OutputParser(parse)
         unmarked = output.unmarked_calls if format.alternatives else None
@@ -375,8 +385,8 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)
 
-    def _cursor(self, output: OutputSpec, prompt_end: str, ignore_eos: bool) -> Cursor | None:
-        constraint = output.constraint(self.tokenizer.tool_format, prompt_end)
+    def _cursor(self, output: OutputSpec, prompt: EncodedPrompt, ignore_eos: bool) -> Cursor | None:
+        constraint = output.constraint(self.tokenizer.tool_format, prompt.end, prompt.answer)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
     def prefill_request(

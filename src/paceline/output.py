@@ -18,6 +18,7 @@ from paceline.text import (
     ContentDelta,
     Delta,
     OfferedTools,
+    ReasoningDelta,
     Rejection,
     TextReader,
     ToolCall,
@@ -49,6 +50,7 @@ class Result(RequestStats):
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     content: str = ""  # the text beside the tool calls
+    reasoning: str = ""  # of a model whose format marks it: what it wrote to itself before it answered
     value: Any = None  # the answer as the requested `output`; None while incomplete or refused
     refused: str = ""  # why a complete answer has no value: a validator of the output's own
     texts: tuple[str, ...] = ()  # the part of the text that each token adds
@@ -101,15 +103,21 @@ class OutputParser:
     only_calls: bool = False  # the answer has no text beside its tool calls
     offered: OfferedTools | None = None  # whose calls count in other forms too
     parallel: bool = True  # several of those may be in one answer
+    calls: bool = True  # False: the format's channels are read, and no calls
+    within: bool = False  # the answer continues a message, whose channel stands in the prompt
 
     def stream(self) -> ToolStream | None:
-        return None if self.tools is None else ToolStream(self.tools, self.offered, self.parallel)
+        if self.tools is None:
+            return None
+        return ToolStream(self.tools, self.offered, self.parallel, self.calls, self.within)
 
     def read(self, text: str, complete: bool) -> dict[str, Any]:
         """Fields of a result."""
         content, calls = text, list[ToolCall]()
         if self.tools is not None:
-            content, calls, _ = parse_tool_calls(text, self.tools, self.offered, self.parallel)
+            content, calls, _ = parse_tool_calls(
+                text, self.tools, self.offered, self.parallel, self.calls, self.within
+            )
         read: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
         if self.parse is None or not complete or calls:
             return read
@@ -215,6 +223,10 @@ class RequestOutput:
         return "".join(delta.text for delta in self.deltas if isinstance(delta, ContentDelta))
 
     @property
+    def reasoning(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, ReasoningDelta))
+
+    @property
     def calls(self) -> list[tuple[str, str]]:
         """Name and arguments of each tool call."""
         calls: dict[int, tuple[str, str]] = {}
@@ -276,6 +288,7 @@ class RequestOutput:
             seed=self.seq.params.noise_seed,
             logprobs=tuple(self.logprobs),
             texts=self._token_texts(),
+            reasoning=self.reasoning,
             **read,
         )
 

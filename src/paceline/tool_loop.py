@@ -325,13 +325,15 @@ def _later_choice(choice: ToolChoice) -> ToolChoice:
 
 def _messages(turn: Turn) -> list[Message]:
     """A turn as the next request has it."""
+    result = turn.result
+    thought = {"reasoning_content": result.reasoning} if result.reasoning else {}
     if not turn.calls:
-        return [{"role": "assistant", "content": turn.result.content}] if turn.result.content else []
+        return [{"role": "assistant", "content": result.content, **thought}] if result.content else []
     calls = [
         {"id": done.id, "type": "function", "function": {"name": done.call.name, "arguments": done.call.text}}
         for done in turn.calls
     ]
-    said: Message = {"role": "assistant", "content": turn.result.content or None, "tool_calls": calls}
+    said: Message = {"role": "assistant", "content": result.content or None, "tool_calls": calls, **thought}
     return [
         said,
         *(

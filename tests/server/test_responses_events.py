@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from paceline.output import OutputDelta
 from paceline.server.openai.responses_events import Items, TextLogprobs
-from paceline.text import FORMATS, CallDelta, ContentDelta, Delta, ToolStream
+from paceline.text import FORMATS, CallDelta, ContentDelta, Delta, ReasoningDelta, ToolStream
 from paceline.types import TokenLogprob
 from support import examples
 
 ANSWER: list[Delta] = [
+    ReasoningDelta("Hm, "),
+    ReasoningDelta("well."),
     ContentDelta("Let me "),
     ContentDelta("see."),
     CallDelta(0, "find", ""),
@@ -31,13 +33,15 @@ def events_of(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items
 
 def test_texts_and_calls_become_items() -> None:
     items, _ = events_of(ANSWER, "incomplete")
-    first, one, two, last = items.done
+    thought, first, one, two, last = items.done
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm, well."}]
     assert first["content"][0]["text"] == "Let me see."
     assert (one["name"], one["arguments"]) == ("find", '{"a": 1}')
     assert (two["name"], two["arguments"]) == ("find", "{}")
     assert last["content"][0]["text"] == "Done."
-    assert [item["status"] for item in items.done] == ["completed"] * 3 + ["incomplete"]
-    assert len({item["id"] for item in items.done}) == 4
+    assert [item["status"] for item in items.done] == ["completed"] * 4 + ["incomplete"]
+    assert len({item["id"] for item in items.done}) == 5
     assert one["call_id"] != two["call_id"]
 
 
@@ -54,7 +58,7 @@ def test_the_events_rebuild_the_items() -> None:
             grown[index] += event["delta"]
         elif kind == "response.output_item.done":
             assert event["item"] == items.done[index]
-    assert grown == ["Let me see.", '{"a": 1}', "{}", "Done."]
+    assert grown == ["Hm, well.", "Let me see.", '{"a": 1}', "{}", "Done."]
     for event in events:
         if "item_id" in event:
             assert event["item_id"] == items.done[event["output_index"]]["id"]

@@ -200,5 +200,5 @@ def test_a_format_whose_marks_are_text_has_no_control_tokens(tmp_path: Path) -> 
 
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones() -> None:
     assert named_format("llama3") is FORMATS["llama3"]
-    with pytest.raises(SettingError, match="expected one of hermes, llama3, mistral, smollm2"):
+    with pytest.raises(SettingError, match="expected one of harmony, hermes, llama3, mistral, smollm2"):
         named_format("qwen")

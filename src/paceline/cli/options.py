@@ -184,7 +184,7 @@ class TemplateOptions:
     tool_format: Annotated[
         str | None,
         typer.Option(
-            help="How the model writes tool calls: hermes, llama3, mistral or smollm2.",
+            help="How the model writes tool calls: hermes, llama3, mistral, smollm2 or harmony.",
             autocompletion=completion.tool_formats,
         ),
     ] = None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from paceline.text import Tokenizer
 
 MIB = 1 << 20
-CHANNEL = "<|channel|>"  # of OpenAI's harmony format
 WITHOUT_MODEL = ("nothing", "grammar", "prediction")  # needs of drafters that a request alone can use
 
 
@@ -54,7 +53,7 @@ class Chat:
     template: bool
     template_knows_tools: bool
     tool_format: str
-    channels: bool  # the model writes channels (harmony), which stay in its text
+    channels: bool  # the model writes channels (harmony): reasoning, calls and the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ def _chat(tokenizer: "Tokenizer") -> Chat:
     templates = tokenizer.templates
     source = templates.get(TOOL_TEMPLATE, templates.get("default", ""))
     knows_tools = bool(source) and mentions_tools(source)
-    return Chat(bool(templates), knows_tools, tokenizer.tool_format.name, CHANNEL in source)
+    return Chat(bool(templates), knows_tools, tokenizer.tool_format.name, tokenizer.tool_format.channels)
 
 
 def _drafters(path: Path, tokenizer: "Tokenizer") -> Drafters:
@@ -247,7 +246,7 @@ def _chat_line(chat: Chat) -> str:
     if not chat.template:
         return "no template: plain prompts only"
     if chat.channels:
-        return "template of the harmony format: channels and tool calls are not parsed, they stay in the text"
+        return "template of the harmony format: reasoning, calls and the answer are read from its channels"
     tools = (
         "as its template says" if chat.template_knows_tools else "its template knows none, a prompt is added"
     )

@@ -34,11 +34,12 @@ from paceline.constraints.grammars import (
 )
 from paceline.constraints.offered_tools import ToolSchemas
 from paceline.constraints.python_types import Output, output
-from paceline.constraints.request import UNCONSTRAINED, OutputSpec, tool_calls
+from paceline.constraints.request import UNCONSTRAINED, Answer, OutputSpec, tool_calls
 from paceline.constraints.template import Template
 
 __all__ = [
     "UNCONSTRAINED",
+    "Answer",
     "AnyTool",
     "Choice",
     "Compiler",

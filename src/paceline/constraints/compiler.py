@@ -225,8 +225,24 @@ class Compiler:
             return None
         cursor = GrammarCursor(grammar, compiles=not quick)
         consume = cursor.commit if quick else cursor.advance
-        consumed = self._tables.tokenize_bytes(written) if written else []
-        return cursor if all(consume(token) for token in consumed) else None
+        return cursor if all(consume(token) for token in self._tokens(written)) else None
+
+    def _tokens(self, written: bytes) -> list[int]:
+        """Of text as `spell` gives it to a grammar: special tokens as such."""
+        tokens: list[int] = []
+        for part in self._marks.split(written):
+            mark = self._ids.get(part)
+            tokens += [mark] if mark is not None else self._tables.tokenize_bytes(part) if part else []
+        return tokens
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Special tokens by their text."""
+        return {piece: token for token in self._tokenizer.added if (piece := self._tokenizer.piece(token))}
+
+    @cached_property
+    def _marks(self) -> re.Pattern[bytes]:
+        return re.compile(b"(" + b"|".join(map(re.escape, self._ids)) + b")" if self._ids else b"(?!)")
 
     def spell(self, text: str) -> str:
         """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from paceline.constraints.grammars import (
     WHITESPACE,
@@ -30,6 +30,11 @@ _PUNCTUATION: Final = r"[^A-Za-z0-9{}]*"
 _JSON_HEAD: Final = (  # of a call, up to its arguments
     rf'\{{{_SPACES}"name"{_SPACES}:{_SPACES}%s{_SPACES},{_SPACES}"(arguments|parameters)"{_SPACES}:{_SPACES}'
 )
+# How an answer is written. text: as it is. messages: in the channels of OpenAI's harmony format. message: the
+# same, but it continues one whose channel stands in the prompt.
+Answer = Literal["text", "messages", "message"]
+FINAL: Final = "<|channel|>final<|message|>"
+ANALYSIS: Final = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")  # around reasoning
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -76,8 +81,12 @@ class OutputSpec:
         """True if the answer is tool calls and nothing else."""
         return bool(self.tools) and self.tool_choice not in ("auto", "none")
 
-    def constraint(self, form: ToolFormat, prompt_end: str = "") -> Constraint | StructuralTag | None:
+    def constraint(
+        self, form: ToolFormat, prompt_end: str = "", shape: Answer = "text"
+    ) -> Constraint | StructuralTag | None:
         """prompt_end: the end of the prompt's text. Reasoning that it opens is not constrained."""
+        if shape == "messages":
+            return self._messages(form)
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):
@@ -93,6 +102,21 @@ class OutputSpec:
         if isinstance(calls, StructuralTag) and calls.then is not None:
             answer = Alternatives((calls.then, answer))
         return _with_reasoning(answer, prompt_end)
+
+    def _messages(self, form: ToolFormat) -> Constraint | StructuralTag | None:
+        """The same for an answer in channels: the model may reason before what is constrained."""
+        answer = self._answer()
+        final = None if answer is None else Message(FINAL, answer)
+        if not self.tools and self.tool_choice not in ("auto", "none"):
+            raise ConstraintError(f"{short(self.tool_choice)} needs tools: give at least one", "tool_choice")
+        calls = tool_grammar(self._tools, self.tool_choice, form) if self.tools else None
+        if self.only_calls and calls is not None and not isinstance(calls, StructuralTag):
+            return Messages(calls)
+        if final is None:
+            return calls
+        if isinstance(calls, StructuralTag) and calls.then is not None:
+            return Messages(Alternatives((calls.then, final)))
+        return Messages(final)
 
     @property
     def constrained(self) -> bool:
@@ -130,6 +154,31 @@ class Alternatives:
         names = [f"{name}_{i}" for i in range(len(self.options))]
         rules = [option.rules(n, spell) for option, n in zip(self.options, names, strict=True)]
         return "\n".join([f"{name}: {' | '.join(names)}", *rules])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of an answer in channels."""
+
+    header: str
+    content: Constraint
+
+    def rules(self, name: str, spell: Spell) -> str:
+        return f"{name}: {spell(self.header)} {name}_content\n{self.content.rules(f'{name}_content', spell)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """An answer in channels: reasoning, as much as the model wants, then a message that is constrained."""
+
+    last: Constraint
+
+    def rules(self, name: str, spell: Spell) -> str:
+        begin, end = map(spell, ANALYSIS)
+        return (
+            f"{name}: {name}_analysis* {name}_last\n{name}_analysis: {begin} /(.|\\n)*/ {end}\n"
+            f"{self.last.rules(f'{name}_last', spell)}"
+        )
 
 
 def thinks(prompt_end: str) -> bool:
@@ -200,7 +249,10 @@ class Call:
         before, between, end = self.format.call
         written = json.dumps(self.name, ensure_ascii=False)[1:-1]
         inner = f"{name}_arguments"
-        own = f"{name}: {quoted(before + written + between)} {inner} {quoted(end)}"
+        head = quoted(before + written + between)
+        if self.format.channels:  # its marks are tokens; a blank before them is the model's choice
+            head = f'{quoted(before + written)} " "? {spell(between.lstrip())}'
+        own = f"{name}: {head} {inner} {quoted(end)}"
         return f"{own}\n{self.arguments.rules(inner, spell)}"
 
 
@@ -216,6 +268,8 @@ class Calls:
         form = self.format
         call = f"{name}_call"
         begin, end, between = spell(form.begin), spell(form.end), spell(form.between)
+        if form.channels:  # the token that ends the call ends the answer
+            end = '""'
         one = f"{begin} {call} {end}" if form.wraps_each else call
         whole = f"{one} ({between} {one})*" if self.several else one
         if not form.wraps_each:
@@ -249,6 +303,7 @@ def tool_grammar(
     auto: free text; every call that the model begins is enforced. required: only calls. A tool's name: only
     calls of it. none: free text without calls.
     """
+    parallel = parallel and not form.channels  # where the token after a call ends the answer
     if choice == "none":
         return StructuralTag(form.trigger, None, anywhere=form.anywhere)
     if not known:

@@ -321,7 +321,20 @@ def _message(message: Any, source: str) -> dict[str, Any]:
     # Clients send back their own objects, with null for every field that is not set: a template may ask
     # whether a message has calls by the mere name.
     given = {name: value for name, value in message.items() if value is not None and name != "refusal"}
-    return {**given, "content": content}
+    return _with_thinking({**given, "content": content}, source)
+
+
+def _with_thinking(message: dict[str, Any], source: str) -> dict[str, Any]:
+    """The reasoning of an earlier answer by the name that gpt-oss's template has for it.
+
+    Beside calls, that template takes one text, which it writes as reasoning.
+    """
+    thought = message.get("reasoning_content")
+    if not thought or "thinking" in message or "message.thinking" not in source:
+        return message
+    if message.get("tool_calls") and message["content"]:
+        return {**message, "thinking": f"{thought}\n\n{message['content']}", "content": None}
+    return {**message, "thinking": thought}
 
 
 def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.openai.serving import ChunkServing, newly_predicted, token_logprobs, usage
-from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
+from paceline.text import CallDelta, ContentDelta, Delta, ReasoningDelta, Tokenizer, call_id
 from paceline.types import TokenLogprob
 from paceline.web.request_body import read_request
 
@@ -65,6 +65,8 @@ class ChatServing(ChunkServing):
             "content": content if content or not calls else None,
             "refusal": None,
         }
+        if reasoning := output.reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         logprobs = (
@@ -113,8 +115,11 @@ class ChatServing(ChunkServing):
         self, context: RequestContext, output: RequestOutput, deltas: Sequence[Delta]
     ) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+        reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
         calls = [self._call_delta(context, output, delta) for delta in deltas if isinstance(delta, CallDelta)]
-        message: dict[str, Any] = {"content": text} if text else {}
+        message: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        if text:
+            message["content"] = text
         if calls:
             message["tool_calls"] = calls
         return message

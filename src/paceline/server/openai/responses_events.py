@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.output import OutputDelta
-from paceline.text import CallDelta, ContentDelta, Delta, ToolFormat, call_id
+from paceline.text import CallDelta, ContentDelta, Delta, ReasoningDelta, ToolFormat, call_id
 from paceline.types import TokenLogprob
 
 Event = dict[str, Any]
 
 
 class TextLogprobs:
-    """Hands out the log-probabilities of an answer with its texts, until its first call.
+    """Hands out the log-probabilities of an answer with its texts, until its first call or reasoning.
 
     A token's text may be held back, and then comes with a later one. The tokens of an answer and their order
     depend on its text alone, not on how many of them came in one round.
@@ -29,7 +29,7 @@ class TextLogprobs:
         self._waiting.extend(zip(delta.texts, delta.logprobs, strict=False))  # none were requested: none
 
     def take(self, part: Delta) -> list[TokenLogprob]:
-        if isinstance(part, CallDelta) or self._called:
+        if self._called or not isinstance(part, ContentDelta):
             self._called = True
             self._waiting.clear()
             return []
@@ -43,7 +43,7 @@ class TextLogprobs:
 
 
 class Items:
-    """Texts become messages, calls become items of their own; one is open at a time."""
+    """Texts become messages; calls and reasoning become items of their own; one is open at a time."""
 
     def __init__(self, response: str) -> None:
         self._response = response
@@ -54,6 +54,9 @@ class Items:
     def take(self, delta: Delta, tools: ToolFormat, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """tools: how the model writes calls."""
         match delta:
+            case ReasoningDelta():
+                events = [] if self._is_open("reasoning") else self._begin_reasoning()
+                return [*events, self._thought(delta.text)]
             case ContentDelta():
                 events = [] if self._is_open("message") else self._begin_message()
                 return [*events, self._text(delta.text, logprobs)]
@@ -86,6 +89,30 @@ class Items:
         began = self._begin(item)
         item["content"] = [_text_part("")]
         return [*began, {**self._at("response.content_part.added", part=True), "part": _text_part("")}]
+
+    def _begin_reasoning(self) -> list[Event]:
+        item: dict[str, Any] = {
+            "id": self._id("rs"),
+            "type": "reasoning",
+            "status": "in_progress",
+            "summary": [],
+            "content": [],
+        }
+        began = self._begin(item)
+        item["content"] = [_thought_part("")]
+        return [*began, {**self._at("response.content_part.added", part=True), "part": _thought_part("")}]
+
+    def _thought(self, text: str) -> Event:
+        assert self._open is not None
+        self._open["content"][0]["text"] += text
+        return {**self._at("response.reasoning_text.delta", part=True), "delta": text}
+
+    def _reasoning_ended(self, item: dict[str, Any]) -> list[Event]:
+        part = item["content"][0]
+        return [
+            {**self._at("response.reasoning_text.done", part=True), "text": part["text"]},
+            {**self._at("response.content_part.done", part=True), "part": dict(part)},
+        ]
 
     def _begin_call(self, delta: CallDelta, tools: ToolFormat) -> list[Event]:
         item = {
@@ -123,7 +150,12 @@ class Items:
         if item is None:
             return []
         item["status"] = status
-        events = self._message_ended(item) if item["type"] == "message" else self._call_ended(item)
+        ended = {
+            "message": self._message_ended,
+            "reasoning": self._reasoning_ended,
+            "function_call": self._call_ended,
+        }
+        events = ended[item["type"]](item)
         done = {"type": "response.output_item.done", "output_index": len(self.done), "item": copied(item)}
         self.done.append(item)
         self._open = self._call = None
@@ -156,6 +188,10 @@ class Items:
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+
+def _thought_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def copied(item: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tool calls in a model's text.
 
-formats.py       ToolFormat: how each family writes calls (Hermes and Qwen, SmolLM2, Llama 3, Mistral)
+formats.py       ToolFormat: how each family writes calls (Hermes and Qwen, SmolLM2, Llama 3, Mistral ...)
 parser.py        ToolCallParser: events from text in pieces, in the format that the template declares
+harmony.py       HarmonyParser: the channels and calls of gpt-oss
 detector.py      CallDetector: calls in the forms that models fall back to, by a strict rule
 json_scanner.py  JSON one character at a time
 stream.py        both together: text in pieces to OpenAI's deltas, and the calls of a whole text
@@ -20,6 +21,7 @@ from paceline.text.tool_calls.stream import (
     CallDelta,
     ContentDelta,
     Delta,
+    ReasoningDelta,
     ToolStream,
     call_id,
     parse_tool_calls,
@@ -31,6 +33,7 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "OfferedTools",
+    "ReasoningDelta",
     "Rejection",
     "ToolCall",
     "ToolFormat",

@@ -42,6 +42,7 @@ class ToolFormat:
     other_triggers: tuple[str, ...] = ()  # read, never written
     name_marks: tuple[str, ...] = ()  # may follow a name that stands bare before its arguments
     alternatives: tuple[Form, ...] = ("json",)  # forms that its models fall back to
+    channels: bool = False  # the whole answer is messages of OpenAI's harmony format (harmony.py)
     short_ids: bool = False  # its templates take no ids of calls but those of nine letters and digits
 
 
@@ -90,14 +91,36 @@ MISTRAL: Final = ToolFormat(
     name_marks=("[CALL_ID]", "[ARGS]"),  # newer models: [TOOL_CALLS]name[ARGS]{...}
     short_ids=True,
 )
+HARMONY: Final = ToolFormat(  # gpt-oss
+    "harmony",
+    "<|channel|>commentary to=functions.",
+    "<|channel|>commentary to=functions.",
+    "<|call|>",
+    "<|start|>assistant",
+    wraps_each=True,
+    call=("", " <|constrain|>json<|message|>", ""),
+    name_marks=(
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|return|>",
+    ),
+    alternatives=(),
+    channels=True,
+)
 FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
-    {f.name: f for f in (HERMES, SMOLLM2, LLAMA3, MISTRAL)}
+    {f.name: f for f in (HERMES, SMOLLM2, LLAMA3, MISTRAL, HARMONY)}
 )
 
 
 def tool_format(template: str | None) -> ToolFormat:
     """The family a chat template belongs to; SmolLM2's, whose tool prompt is added, if it knows no tools."""
     source = template or ""
+    if "<|channel|>" in source and "<|message|>" in source:
+        return HARMONY
     if MISTRAL.trigger in source:
         return MISTRAL
     if "<|python_tag|>" in source:

@@ -77,7 +77,14 @@ class CallError:
         return self.reason == CUT_OFF
 
 
-Event = TextEvent | CallBegin | CallArguments | CallEnd | CallError
+@dataclass(frozen=True, slots=True)
+class ReasoningEvent:
+    """Text of the model to itself, in a format that marks it."""
+
+    text: str
+
+
+Event = TextEvent | ReasoningEvent | CallBegin | CallArguments | CallEnd | CallError
 
 
 class ToolCallParser:

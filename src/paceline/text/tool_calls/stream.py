@@ -14,12 +14,14 @@ from typing import Final
 
 from paceline.text.tool_calls.detector import CallDetector, OfferedTools, Rejection
 from paceline.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, ToolCall, ToolFormat
+from paceline.text.tool_calls.harmony import HarmonyParser
 from paceline.text.tool_calls.parser import (
     CallArguments,
     CallBegin,
     CallEnd,
     CallError,
     Event,
+    ReasoningEvent,
     TextEvent,
     ToolCallParser,
 )
@@ -42,14 +44,28 @@ class CallDelta:
     arguments: str
 
 
-Delta = ContentDelta | CallDelta
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """What the model writes to itself before it answers, where its format marks that."""
+
+    text: str
+
+
+Delta = ContentDelta | ReasoningDelta | CallDelta
 
 
 class _Events:
     """The events of an answer. Calls in another form count only if no earlier one is in the declared form."""
 
-    def __init__(self, format: ToolFormat, offered: OfferedTools | None, parallel: bool) -> None:
-        self._parser = ToolCallParser(format)
+    def __init__(
+        self,
+        format: ToolFormat,
+        offered: OfferedTools | None,
+        parallel: bool,
+        calls: bool = True,
+        within: bool = False,
+    ) -> None:
+        self._parser = HarmonyParser(calls, within) if format.channels else ToolCallParser(format)
         self._detector = None if offered is None else CallDetector(offered, format.alternatives, parallel)
         self._errors: list[Rejection] = []
 
@@ -101,12 +117,19 @@ class ToolStream:
     was sent cannot be taken back, so it stays a call with incomplete arguments, and only the text after it
     becomes content. Calls in another form are sent as they are written where the answer begins with them and
     a grammar enforces them; else they come whole, at the end.
+
+    calls, within: of a format with channels (HarmonyParser).
     """
 
     def __init__(
-        self, format: ToolFormat, offered: OfferedTools | None = None, parallel: bool = True
+        self,
+        format: ToolFormat,
+        offered: OfferedTools | None = None,
+        parallel: bool = True,
+        calls: bool = True,
+        within: bool = False,
     ) -> None:
-        self._events = _Events(format, offered, parallel)
+        self._events = _Events(format, offered, parallel, calls, within)
         self._index = 0  # of the call being read, else of the next one
 
     def push(self, text: str) -> list[Delta]:
@@ -132,6 +155,8 @@ class ToolStream:
             match event:
                 case TextEvent():
                     _append(deltas, ContentDelta(event.text))
+                case ReasoningEvent():
+                    _append(deltas, ReasoningDelta(event.text))
                 case CallBegin():
                     _append(deltas, CallDelta(self._index, event.name, ""))
                 case CallArguments():
@@ -148,6 +173,8 @@ def _append(deltas: list[Delta], delta: Delta) -> None:
     last = deltas[-1] if deltas else None
     if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
         deltas[-1] = ContentDelta(last.text + delta.text)
+    elif isinstance(last, ReasoningDelta) and isinstance(delta, ReasoningDelta):
+        deltas[-1] = ReasoningDelta(last.text + delta.text)
     elif isinstance(last, CallDelta) and isinstance(delta, CallDelta) and last.index == delta.index:
         deltas[-1] = CallDelta(last.index, last.name, last.arguments + delta.arguments)
     else:
@@ -159,15 +186,18 @@ def parse_tool_calls(
     format: ToolFormat | None = None,
     offered: OfferedTools | None = None,
     parallel: bool = True,
+    calls: bool = True,
+    within: bool = False,
 ) -> tuple[str, list[ToolCall], list[str]]:
     """The text around the calls, the calls, and an error for each one that cannot be read.
 
     A call that cannot be read stays in the text; its error names the position. offered: calls of these tools
     count in other forms too (detector.py). Without a format, the first trigger in the text decides; without a
-    trigger, a message is read that is nothing but calls, as an object or a list, fenced or not.
+    trigger, a message is read that is nothing but calls, as an object or a list, fenced or not. The last two:
+    as for ToolStream.
     """
     if format is not None:
-        return _read(text, _Events(format, offered, parallel))
+        return _read(text, _Events(format, offered, parallel, calls, within))
     triggered = [(at, f) for f in (HERMES, MISTRAL) if (at := text.find(f.trigger)) >= 0]
     if triggered:
         return _read(text, _Events(min(triggered, key=lambda match: match[0])[1], None, parallel))

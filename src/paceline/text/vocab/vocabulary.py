@@ -23,8 +23,11 @@ END_NAMES: Final = frozenset(
         "<|eot_id|>",
         "<|eom_id|>",
         "<end_of_turn>",
+        "<|call|>",
     }
 )
+# Of OpenAI's harmony format: with these two, <|end|> ends a message, after which another one follows.
+_HARMONY_ENDS: Final = frozenset({"<|return|>", "<|call|>"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,12 @@ def literal(backend: Backend) -> Backend:
 
 def end_tokens(backend: Backend, control: Iterable[int], stated: Iterable[int | None]) -> frozenset[int]:
     """The end tokens of the files, and the control tokens known to end a turn."""
-    known = {i for i in control if backend.id_to_token(i) in END_NAMES}
-    return frozenset(known | {i for i in stated if i is not None})
+    names = {i: backend.id_to_token(i) for i in control}
+    known = {i for i, name in names.items() if name in END_NAMES}
+    ends = known | {i for i in stated if i is not None}
+    if set(names.values()) >= _HARMONY_ENDS:
+        ends = {i for i in ends if names.get(i) != "<|end|>"}
+    return frozenset(ends)
 
 
 def _sentencepiece_bytes(spelled: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline import hub
 from paceline.config import SamplingParams
-from paceline.constraints import Compiler, OutputSpec
+from paceline.constraints import Answer, Compiler, OutputSpec
 from paceline.errors import ConstraintError, UsageError
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load, open_checkpoint
@@ -133,7 +133,9 @@ def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     """The cursor at the start of an answer that must call a tool."""
     messages, tools = list(prompt.messages), list(prompt.tools)
     prompt_end = tokenizer.generation_prompt(tokenizer.render(messages, tools), messages, tools)
-    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, prompt_end)
+    form = tokenizer.tool_format
+    shape: Answer = "messages" if form.channels else "text"
+    constraint = OutputSpec(prompt.tools, "required").constraint(form, prompt_end, shape)
     assert constraint is not None
     return compiler.cursor(constraint)
 
