@@ -634,50 +634,28 @@ def paceline_turns(
 
 
 def rollouts(notes: Notes, args: argparse.Namespace) -> None:
-    """512 sampled answers of at most 320 tokens, each prompt answered eight times."""
+    """512 sampled answers of at most 320 tokens, each prompt answered eight times: as for training."""
     if args.model is None:
         notes("rollouts", skipped="no --model")
         return
-    from paceline.text import Tokenizer
+    from paceline.llm import LLM
+    from paceline.train.data.prompts import Prompt
     from paceline.train.data.rollout import Job, Rollout, roll_out
-    from paceline.train.train_decoder import TrainDecoder
+    from paceline.train.data.target_answers import answering_config
 
-    eos = sorted(Tokenizer.load(args.model).eos_ids)
-    prompts = [*turns_of(args.model, "agent", 58), *turns_of(args.model, "chat", 6)][:64]
+    turns = [*turns_of(args.model, "agent", 58), *turns_of(args.model, "chat", 6)][:64]
+    prompts = [Prompt(tuple(turn), held_out=False) for turn in turns]
     jobs = [Job(prompt, True, 8 * i + n) for i, prompt in enumerate(prompts) for n in range(8)]
-    how = Rollout(max_new=320)
-    model = TrainDecoder(load(args.model, torch.bfloat16), torch.device("cuda"), torch.bfloat16)
-    for repeat in range(2):
-        started = time.perf_counter()
-        answers = roll_out(model, jobs, eos, how)
-        note_rollouts(notes, "train decoder", repeat, answers, time.perf_counter() - started)
-    del model
-    free()
-    for batch in (64, 256):
-        config = EngineConfig(device="cuda", cache_mb=16384, max_batch=batch, max_waiting=len(jobs))
-        target = load_target(args.model, config)
+    usual = answering_config(args.model, EngineConfig(device="cuda"))
+    for config in (usual, replace(usual, max_batch=16)):
+        llm = LLM(str(args.model), config=config)
         for repeat in range(2):
             started = time.perf_counter()
-            answers = engine_answers(target, config, jobs, eos, how)
-            note_rollouts(notes, f"engine, {batch} at once", repeat, answers, time.perf_counter() - started)
-        del target
+            answers = roll_out(llm, jobs, Rollout(max_new=320))
+            seconds = time.perf_counter() - started
+            note_rollouts(notes, f"engine, {config.max_batch} at once", repeat, answers, seconds)
+        del llm
         free()
-
-
-def engine_answers(
-    target: ModelTarget, config: EngineConfig, jobs: Sequence[Any], eos: Sequence[int], how: Any
-) -> Texts:
-    engine, seqs = Engine(target, {}, Fixed(), config=config, eos=frozenset(eos)), []
-    for i, job in enumerate(jobs):
-        params = SamplingParams(
-            temperature=how.temperature, top_p=how.top_p, seed=job.seed, max_tokens=how.max_new
-        )
-        seqs.append(Seq(f"r{i}", list(job.prompt), len(job.prompt), params, PLAIN, tenant="rollouts"))
-        engine.submit(seqs[-1])
-    while engine.busy:
-        engine.step()
-    target.forget("rollouts")
-    return [seq.output for seq in seqs]
 
 
 def note_rollouts(notes: Notes, engine: str, repeat: int, answers: Texts, seconds: float) -> None:

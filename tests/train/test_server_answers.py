@@ -17,10 +17,10 @@ from paceline.errors import DataError, SettingError
 from paceline.gate.pair import Leg, Pair
 from paceline.gate.store import GateStore
 from paceline.text import Tokenizer
-from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
+from paceline.train.data.answer_plan import AnswersConfig, plan_answers
 from paceline.train.data.conversations import read
 from paceline.train.data.prompts import Prompt
-from paceline.train.data.rollout import Rollout
+from paceline.train.data.rollout import Job, Rollout
 from paceline.train.data.server_answers import server_answers
 from support.training import user
 
@@ -75,7 +75,7 @@ def serving(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[tupl
         server.server_close()
 
 
-def plans(count: int) -> list[PlannedAnswer]:
+def plans(count: int) -> list[Job]:
     prompts = [Prompt((65 + i, 66), False, (user(str(i)),)) for i in range(count)]
     return plan_answers(prompts, AnswersConfig(greedy=0.5, rollout=ROLLOUT))
 
@@ -84,13 +84,13 @@ def test_answers_come_in_order_with_the_planned_sampling() -> None:
     planned = plans(20)
     with serving(upper) as (url, bodies):
         answers = server_answers(url, LETTERS, planned, ROLLOUT)
-    assert answers == [[*plan.job.prompt, END] for plan in planned]
-    assert 0 < sum(plan.job.sampled for plan in planned) < 20
+    assert answers == [[*plan.prompt.tokens, END] for plan in planned]
+    assert 0 < sum(plan.sampled for plan in planned) < 20
     by_seed = {body["seed"]: body for body in bodies}
     for plan in planned:
-        body = by_seed[plan.job.seed]
-        assert (body["prompt"], body["max_tokens"]) == ([*plan.job.prompt], ROLLOUT.max_new)
-        assert body["temperature"] == (ROLLOUT.temperature if plan.job.sampled else 0.0)
+        body = by_seed[plan.seed]
+        assert (body["prompt"], body["max_tokens"]) == ([*plan.prompt.tokens], ROLLOUT.max_new)
+        assert body["temperature"] == (ROLLOUT.temperature if plan.sampled else 0.0)
         assert body["return_token_ids"]
 
 

@@ -5,22 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.config import EngineConfig
 from paceline.errors import UsageError
-from paceline.llm import LLM
+from paceline.target.load import LoadPlan
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer, parse_tool_calls
+from paceline.train.data import target_answers
 from paceline.train.data.answer_plan import AnswersConfig, plan_answers, select_prompts
-from paceline.train.data.prompts import Prompt, collect
+from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.target_answers import (
+    GPU_BATCH,
     AnswerSet,
     always_drafted,
-    answer_all,
+    answering_config,
     make_answers,
-    via_rollout,
 )
+from support import tiny_gguf
 from support.training import assistant, called, record, result, user, write
 
 NEW = 24
@@ -36,9 +39,9 @@ def prompts(count: int, tools: bool = True) -> list[Prompt]:
 def test_the_plan_depends_on_the_prompt_alone() -> None:
     whole, some = plan_answers(prompts(400), CONFIG), plan_answers(prompts(400)[100:], CONFIG)
     assert whole[100:] == some
-    assert 140 < sum(ask.job.sampled for ask in whole) < 260
+    assert 140 < sum(ask.sampled for ask in whole) < 260
     assert 140 < sum(ask.required for ask in whole) < 260
-    assert len({ask.job.seed for ask in whole}) == 400
+    assert len({ask.seed for ask in whole}) == 400
     assert whole != plan_answers(prompts(400), AnswersConfig(required=0.5, greedy=0.5, seed=1))
     assert not any(ask.required for ask in plan_answers(prompts(50, tools=False), CONFIG))
     free = [replace(prompt, called=False) for prompt in prompts(50)]
@@ -51,8 +54,8 @@ def test_the_plan_depends_on_the_prompt_alone() -> None:
 
 def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
     asks = plan_answers(prompts(9), AnswersConfig(per_prompt=3, greedy=1.0))
-    assert [ask.job.sampled for ask in asks] == [False, True, True] * 9
-    assert len({ask.job.seed for ask in asks}) == 27
+    assert [ask.sampled for ask in asks] == [False, True, True] * 9
+    assert len({ask.seed for ask in asks}) == 27
 
 
 def test_fewer_prompts_are_some_of_them() -> None:
@@ -105,20 +108,21 @@ def test_answers_are_what_is_served(made: AnswerSet, smollm2_path: Path) -> None
     assert 0 < answers.sampled.sum() < 10
 
 
-@pytest.mark.model
-def test_many_at_once_they_are_the_same_answers(source: Path, smollm2_path: Path) -> None:
-    engine = EngineConfig("cpu", dtype="float32")
-    config = AnswersConfig(required=1.0, rollout=Rollout(max_new=16, slots=2), engine=engine)
-    tokenizer = Tokenizer.load(smollm2_path)
-    asks = [ask for ask in plan_answers(collect(tokenizer, [source], 1024).prompts, config) if ask.required][
-        :3
-    ]
-    asks += [replace(ask, prompt=replace(ask.prompt, tools=({"type": "function"},))) for ask in asks[:1]]
-    rolled, unanswered = via_rollout(smollm2_path, tokenizer, asks, config, lambda *_: None)
-    assert (len(rolled), unanswered) == (3, 1)
-    assert rolled.constrained.all()
-    served = answer_all(LLM("smollm2-135m", config=engine), asks[:3], config.rollout)
-    assert [rolled.answer(i).tolist() for i in range(3)] == served
+def test_on_a_gpu_many_answers_share_a_pass_and_the_cache_takes_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_gguf.write(tmp_path / "m.gguf", "qwen2", kind="Q4_K")
+    engine, free = EngineConfig("cuda", cache_mb=64), 2000 << 20
+    plan = LoadPlan("cuda", "", weights=800 << 20, cache=64 << 20, other=200 << 20, token=1)
+    monkeypatch.setattr(target_answers, "plan_load", lambda *_: plan)
+    monkeypatch.setattr(target_answers, "placement", lambda _: (torch.device("cuda"), torch.bfloat16))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    made = answering_config(path, engine)
+    assert (made.max_batch, made.cache_mb) == (GPU_BATCH, int(0.6 * 1000))
+    assert answering_config(path, replace(engine, max_batch=999, cache_mb=900)).cache_mb == 900
+    assert answering_config(path, replace(engine, max_batch=999)).max_batch == 999
+    monkeypatch.undo()
+    assert answering_config(path, EngineConfig("cpu")) == EngineConfig("cpu")
 
 
 @pytest.mark.model

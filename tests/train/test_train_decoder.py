@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.errors import UnknownArchitecture
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
+from paceline.train.head_pipeline import TrainJob, run
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Draft, Feed, Seq, Target
 from support.models import CONFIG, TRAINED, VOCAB, save_reference, some_tokens
@@ -88,3 +89,6 @@ def test_settings_it_does_not_know_are_named(tmp_path: Path, family: str, what: 
     save_reference(family, tmp_path)
     with pytest.raises(UnknownArchitecture, match=f"{family} family have {what}"):
         TrainDecoder(load(tmp_path), "cpu", torch.float32)
+    job = TrainJob(str(tmp_path), (), tmp_path / "mine")
+    with pytest.raises(UnknownArchitecture, match=what):  # before any answer is made
+        run(job)

@@ -17,9 +17,9 @@ from paceline.gate.pair import Leg
 from paceline.gate.upstream import Upstream, http_session, run_leg
 from paceline.gate.upstream_metrics import UpstreamCounters, read_counters
 from paceline.text import Tokenizer
-from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
+from paceline.train.data.answer_plan import AnswersConfig, plan_answers
 from paceline.train.data.prompts import Prompt
-from paceline.train.data.rollout import Rollout
+from paceline.train.data.rollout import Job, Rollout
 from paceline.train.data.server_answers import server_answers
 from paceline.vllm.serve_command import proposer_config
 from paceline.web import api_keys
@@ -71,7 +71,7 @@ class Plain:
     """Answers of a server without speculation."""
 
     texts: list[str]
-    planned: list[PlannedAnswer]  # a greedy and a sampled answer to each question
+    planned: list[Job]  # a greedy and a sampled answer to each question
     answers: list[list[int]]
     again: list[list[int]]
 
@@ -194,6 +194,6 @@ def test_a_server_writes_answers_to_train_on(plain: Plain, smollm2_path: Path) -
 
 def test_a_server_with_drafts_writes_the_same_answers(url: str, plain: Plain, smollm2_path: Path) -> None:
     """Greedy ones: vLLM 0.32 reads temperatures wrongly where it speculates on a CPU, with any drafter."""
-    greedy = [plan for plan in plain.planned if not plan.job.sampled]
+    greedy = [plan for plan in plain.planned if not plan.sampled]
     answers = server_answers(url, Tokenizer.load(smollm2_path), greedy, ROLLOUT)
     assert answers == plain.answers[::2]

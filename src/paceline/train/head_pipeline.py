@@ -38,7 +38,7 @@ from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
 from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of, with_draft_vocab
-from paceline.train.train_decoder import TrainDecoder
+from paceline.train.train_decoder import TrainDecoder, require_trainable
 from paceline.train.trainer import TrainProgress, train
 
 ANSWERS: Final = "answers.npz"
@@ -46,7 +46,8 @@ CANDIDATE: Final = "candidate"  # in the folder: a new drafter that is not in us
 FEW_POSITIONS: Final = 400  # below that, a share is known to about 5 % at best
 LITTLE_DATA: Final = 1_000_000  # tokens of answers: with fewer, continuing a trained drafter beats a new one
 _PLAN: Final = "asked"  # in answers.json
-_RENAMED: Final = {"made_up": "synthetic", "made_up_chats": "synthetic_chats"}  # in older files
+# In older files, whose `rollout` also has settings that no longer exist.
+_RENAMED: Final = {"made_up": "synthetic", "made_up_chats": "synthetic_chats"}
 _TRAINED_ON: Final = (
     "began_from",
     "sources",
@@ -193,7 +194,9 @@ def _load_target(job: TrainJob, path: Path, answers: Answers) -> tuple[TrainDeco
 
 def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
     """Refuses what cannot work before answers are made, which takes a while."""
-    vocabulary = open_checkpoint(path).shape.vocab_size
+    shape = open_checkpoint(path).shape
+    require_trainable(shape)
+    vocabulary = shape.vocab_size
     if job.train.draft_vocab > vocabulary:
         expected = f"at most the {vocabulary} tokens of {job.target}"
         raise SettingError("draft_vocab", job.train.draft_vocab, expected)
@@ -277,6 +280,7 @@ def _read_notes(notes: Path, plan: dict[str, Any]) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(notes.read_bytes())
         before = {_RENAMED.get(name, name): value for name, value in facts.pop(_PLAN).items()}
+        before["rollout"] = {name: before["rollout"].get(name) for name in plan["rollout"]}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError(
             f"{notes} is damaged: delete it and {ANSWERS} to have the answers made again"

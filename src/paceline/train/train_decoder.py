@@ -1,4 +1,4 @@
-"""A batched decoder in plain torch, for training and rollouts; the engine uses target/.
+"""A batched decoder in plain torch, for training; whatever generates text uses target/.
 
 It knows all families of target/eager/decoder.py but those with experts or soft-capping. The residual stream
 is float32 whatever the weights are.
@@ -28,7 +28,7 @@ class TrainDecoder:
     """Weights that already have the device and dtype are shared, not copied."""
 
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
-        _require_known(weights.shape)
+        require_trainable(weights.shape)
         self.shape, self.fingerprint = weights.shape, weights.fingerprint
         self.device, self.dtype = torch.device(device), dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in weights.tensors.items()}
@@ -103,7 +103,8 @@ class TrainDecoder:
         return (back >= 0) & (back < (window or length))
 
 
-def _require_known(shape: ModelConfig) -> None:
+def require_trainable(shape: ModelConfig) -> None:
+    """Raises UnknownArchitecture for a target whose layers this decoder lacks."""
     if shape.experts is not None or shape.attn_softcap or shape.logit_softcap:
         what = "a mixture of experts" if shape.experts is not None else "soft-capping"
         raise UnknownArchitecture(

@@ -5,10 +5,9 @@ held_out           the held-out split
 prompts            prompts in the target's chat template
 synthetic          further requests, written by the target
 answer_plan        which answers are written, and how
-target_answers     writes them, on a CPU through the engine: the whole step from conversations to a dataset
+target_answers     the whole step from conversations to a dataset
+rollout            answers through the engine, many at once; greedy or sampled
 server_answers     by a vLLM server elsewhere
-rollout            on a GPU, with continuous batching; greedy or sampled
-rollout_cache      its KV cache and decode step
 dataset            answers in a file, and batches of them
 text_kind          prose, code or JSON, token by token
 """

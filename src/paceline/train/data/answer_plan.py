@@ -39,15 +39,6 @@ class AnswersConfig:
         require_min(self, max_prompt=1, max_prompts=0, synthetic=0, synthetic_chats=0, per_prompt=1)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAnswer:
-    """One answer to be written."""
-
-    prompt: Prompt
-    job: Job
-    required: bool  # it must call a tool
-
-
 def select_prompts(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
     """The recorded prompts that are answered."""
     selected = [prompt for prompt in prompts if prompt.called or not config.only_calls]
@@ -60,17 +51,17 @@ def select_prompts(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Pro
     return selected
 
 
-def plan_answers(prompts: Sequence[Prompt], config: AnswersConfig) -> list[PlannedAnswer]:
+def plan_answers(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Job]:
     """The plan for a prompt depends on the prompt and the seed, not on other prompts."""
     return [answer for prompt in prompts for answer in _planned(prompt, config)]
 
 
-def _planned(prompt: Prompt, config: AnswersConfig) -> Iterator[PlannedAnswer]:
+def _planned(prompt: Prompt, config: AnswersConfig) -> Iterator[Job]:
     _, greedy, required = _coins(prompt, config.seed, 0)
     for nth in range(config.per_prompt):
         sampled = nth > 0 or greedy >= config.greedy
-        job = Job(prompt.tokens, sampled, int(_coins(prompt, config.seed, nth + 1)[0] * 2**63))
-        yield PlannedAnswer(prompt, job, prompt.called and bool(prompt.tools) and required < config.required)
+        must_call = prompt.called and bool(prompt.tools) and required < config.required
+        yield Job(prompt, sampled, int(_coins(prompt, config.seed, nth + 1)[0] * 2**63), must_call)
 
 
 def _coins(prompt: Prompt, seed: int, nth: int) -> tuple[float, float, float]:

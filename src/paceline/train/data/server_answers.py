@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.errors import DataError, SettingError, one_line
 from paceline.text import Tokenizer
-from paceline.train.data.answer_plan import PlannedAnswer
-from paceline.train.data.rollout import Rollout
+from paceline.train.data.rollout import Job, Rollout
 
 if TYPE_CHECKING:
     import aiohttp
@@ -24,7 +23,7 @@ TIMEOUT_S: Final = 600.0
 def server_answers(
     url: str,
     tokenizer: Tokenizer,
-    planned: Sequence[PlannedAnswer],
+    jobs: Sequence[Job],
     rollout: Rollout,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
@@ -32,13 +31,13 @@ def server_answers(
     if not url.startswith(("http://", "https://")):
         raise SettingError("answers_from", url, "http://host:port, with or without /v1")
     endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
-    return asyncio.run(_answers(endpoint, tokenizer, planned, rollout, progress))
+    return asyncio.run(_answers(endpoint, tokenizer, jobs, rollout, progress))
 
 
 async def _answers(
     endpoint: str,
     tokenizer: Tokenizer,
-    planned: Sequence[PlannedAnswer],
+    jobs: Sequence[Job],
     rollout: Rollout,
     progress: Callable[[int, int], None] | None,
 ) -> list[list[int]]:
@@ -46,42 +45,42 @@ async def _answers(
 
     done = 0
 
-    async def answer(plan: PlannedAnswer) -> list[int]:
+    async def answer(job: Job) -> list[int]:
         nonlocal done
-        ids = await _answer(session, endpoint, tokenizer, plan, rollout)
+        ids = await _answer(session, endpoint, tokenizer, job, rollout)
         done += 1
         if progress is not None:
-            progress(done, len(planned))
+            progress(done, len(jobs))
         return ids
 
     limit = aiohttp.TCPConnector(limit=CONCURRENCY)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
     async with aiohttp.ClientSession(connector=limit, timeout=timeout) as session:
-        return await asyncio.gather(*map(answer, planned))
+        return await asyncio.gather(*map(answer, jobs))
 
 
 async def _answer(
     session: "aiohttp.ClientSession",
     endpoint: str,
     tokenizer: Tokenizer,
-    plan: PlannedAnswer,
+    job: Job,
     rollout: Rollout,
 ) -> list[int]:
     import aiohttp
 
     body: dict[str, Any] = {
-        "prompt": list(plan.job.prompt),
+        "prompt": list(job.prompt.tokens),
         "max_tokens": rollout.max_new,
-        "temperature": rollout.temperature if plan.job.sampled else 0.0,
-        "top_p": rollout.top_p if plan.job.sampled else 1.0,
-        "seed": plan.job.seed,
+        "temperature": rollout.temperature if job.sampled else 0.0,
+        "top_p": rollout.top_p if job.sampled else 1.0,
+        "seed": job.seed,
         "return_token_ids": True,
         "skip_special_tokens": False,
     }
     try:
         async with session.post(endpoint, json=body) as response:
             response.raise_for_status()
-            return _token_ids(json.loads(await response.read())["choices"][0], plan, tokenizer)
+            return _token_ids(json.loads(await response.read())["choices"][0], job, tokenizer)
     except (TimeoutError, aiohttp.ClientError, OSError, LookupError, ValueError, TypeError) as error:
         raise DataError(
             f"{endpoint} gave no answer to train on: {one_line(error)}; "
@@ -89,11 +88,11 @@ async def _answer(
         ) from None
 
 
-def _token_ids(choice: Mapping[str, Any], plan: PlannedAnswer, tokenizer: Tokenizer) -> list[int]:
+def _token_ids(choice: Mapping[str, Any], job: Job, tokenizer: Tokenizer) -> list[int]:
     ids, read = choice.get("token_ids"), choice.get("prompt_token_ids")
     if not isinstance(ids, list) or not ids:
         raise ValueError("the response has no `token_ids`")
-    if read is not None and read != list(plan.job.prompt):
+    if read is not None and read != list(job.prompt.tokens):
         raise ValueError("the server read another prompt than was sent")
     if max(ids) >= tokenizer.vocab_size or not _same_text(choice.get("text"), tokenizer.decode(ids)):
         raise ValueError("its tokens mean another text here: the server runs a model with another tokenizer")

@@ -7,7 +7,7 @@ conversation up to some point in the user's last message, and continues it.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,15 +16,16 @@ from paceline.text import Tokenizer
 from paceline.train.data.conversations import words_of
 from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Progress, Rollout, roll_out
-from paceline.train.train_decoder import TrainDecoder
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
 
 MARK: Final = "\u241f"  # where the target continues
 LONGEST: Final = 256  # tokens of a continuation
 
 
 def synthesize(
-    model: TrainDecoder,
-    tokenizer: Tokenizer,
+    llm: "LLM",
     prompts: Sequence[Prompt],
     times: Callable[[Prompt], int],
     how: Rollout,
@@ -36,14 +37,13 @@ def synthesize(
 
     Every second one keeps the beginning of the recorded request; the others are new from the first word.
     """
+    tokenizer = llm.tokenizer
     plan = [(prompt, nth) for prompt in prompts if _is_usable(prompt) for nth in range(times(prompt))]
     requests = [
         one for prompt, nth in plan if (one := _open_request(tokenizer, prompt, nth, seed)) is not None
     ]
     sampling = replace(how, max_new=LONGEST, temperature=1.0, top_p=0.95)
-    continuations = roll_out(
-        model, [one.job for one in requests], sorted(tokenizer.eos_ids), sampling, progress
-    )
+    continuations = roll_out(llm, [one.job for one in requests], sampling, progress)
     known = {prompt.tokens for prompt in prompts}
     made = []
     for one, answer in zip(requests, continuations, strict=True):
@@ -78,7 +78,7 @@ def _open_request(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> 
     text = tokenizer.render(messages, list(origin.tools) or None)
     if MARK not in text:
         return None
-    start = tokenizer.encode(text[: text.rfind(MARK)], bos=False)
+    start = Prompt(tuple(tokenizer.encode(text[: text.rfind(MARK)], bos=False)), held_out=False)
     return _OpenRequest(origin, opening, Job(start, True, _number(origin, seed, nth)))
 
 

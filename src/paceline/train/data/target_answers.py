@@ -1,34 +1,35 @@
 """The target's own answers to recorded conversations: the training data (DistillSpec, arXiv 2310.08461)."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from paceline import hub
-from paceline.config import SamplingParams
-from paceline.constraints import Answer, Compiler, OutputSpec
-from paceline.errors import ConstraintError, UsageError
+from paceline.config import EngineConfig
+from paceline.errors import UsageError
 from paceline.target.eager.target import placement
-from paceline.target.weights.reader import load, open_checkpoint
+from paceline.target.load import plan_load
+from paceline.target.weights.reader import open_checkpoint
 from paceline.text import Tokenizer
-from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers, select_prompts
+from paceline.train.data.answer_plan import AnswersConfig, plan_answers, select_prompts
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.prompts import Prompt, Prompts, collect
-from paceline.train.data.rollout import Rollout, roll_out
+from paceline.train.data.prompts import Prompts, collect
+from paceline.train.data.rollout import Job, roll_out
 from paceline.train.data.synthetic import synthesize
-from paceline.train.train_decoder import TrainDecoder
-from paceline.types import Cursor
 
 if TYPE_CHECKING:  # the engine's libraries are needed only where it writes the answers
     from paceline.llm import LLM
-    from paceline.output import Stream
 
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
-AHEAD: Final = 64  # answers that the engine begins before the first of them is complete
+GPU_BATCH: Final = 64  # answers in one pass
+FREE_SHARE: Final = 0.6  # of a GPU's free memory that the cache may take
+MAX_CACHE_MB: Final = 40_000
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -48,7 +49,7 @@ def make_answers(
 ) -> AnswerSet:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
-    On a GPU TrainDecoder writes them, hundreds at once; on a CPU the engine does; or a vLLM server elsewhere.
+    The engine writes them, on a GPU hundreds at once; or a vLLM server elsewhere.
     """
     config, progress = config or AnswersConfig(), progress or _no_progress
     path = hub.resolve(model)
@@ -56,15 +57,16 @@ def make_answers(
     longest = _longest(path, config)
     prompts = collect(tokenizer, sources, longest, config.held_out)
     prompts = replace(prompts, prompts=tuple(select_prompts(prompts.prompts, config)))
+    load = cache(partial(_load, model, path, config.engine))
     if config.synthetic or config.synthetic_chats:
-        prompts = _with_synthetic(path, tokenizer, prompts, config, longest, progress)
-    planned = plan_answers(prompts.prompts, config)
+        prompts = _with_synthetic(load(), prompts, config, longest, progress)
+    jobs = plan_answers(prompts.prompts, config)
     if config.answers_from:
-        answers, unanswered = _via_server(path, tokenizer, planned, config, progress)
-    elif placement(config.engine)[0].type == "cpu":
-        answers, unanswered = _via_engine(model, planned, config, progress)
+        answers, unanswered = _via_server(path, tokenizer, jobs, config, progress)
     else:
-        answers, unanswered = via_rollout(path, tokenizer, planned, config, progress)
+        answers, unanswered = _via_engine(load(), jobs, config, progress)
+    load.cache_clear()
+    gc.collect()  # the model's memory is free before training needs it
     return AnswerSet(answers, prompts, unanswered)
 
 
@@ -81,17 +83,29 @@ def _longest(path: Path, config: AnswersConfig) -> int:
     return min(config.max_prompt, room)
 
 
+def _load(name: str, path: Path, config: EngineConfig) -> "LLM":
+    from paceline.llm import LLM
+
+    return LLM(name, config=answering_config(path, config))
+
+
+def answering_config(path: Path, config: EngineConfig) -> EngineConfig:
+    """On a GPU many answers at once, and a cache for them; on a CPU as it is."""
+    device, _ = placement(config)
+    if device.type != "cuda":
+        return config
+    free, _ = torch.cuda.mem_get_info(device)
+    planned = plan_load(path, config)
+    room_mb = int(FREE_SHARE * (free - planned.weights - planned.other)) >> 20
+    cache_mb = max(config.cache_mb, min(MAX_CACHE_MB, room_mb))
+    return replace(config, max_batch=max(config.max_batch, GPU_BATCH), cache_mb=cache_mb)
+
+
 def _with_synthetic(
-    path: Path,
-    tokenizer: Tokenizer,
-    prompts: Prompts,
-    config: AnswersConfig,
-    longest: int,
-    progress: Progress,
+    llm: "LLM", prompts: Prompts, config: AnswersConfig, longest: int, progress: Progress
 ) -> Prompts:
     made = synthesize(
-        _model(path, config),
-        tokenizer,
+        llm,
         prompts.prompts,
         lambda prompt: config.synthetic if prompt.tools else config.synthetic_chats,
         config.rollout,
@@ -102,48 +116,10 @@ def _with_synthetic(
     return replace(prompts, prompts=(*prompts.prompts, *made), synthetic=len(made))
 
 
-def _model(path: Path, config: AnswersConfig) -> TrainDecoder:
-    device, dtype = placement(config.engine)
-    return TrainDecoder(load(path, dtype), device, dtype)
-
-
-def via_rollout(
-    path: Path,
-    tokenizer: Tokenizer,
-    planned: Sequence[PlannedAnswer],
-    config: AnswersConfig,
-    progress: Progress,
-) -> tuple[Answers, int]:
-    """The answers, and how many failed. Calls that are not required are not constrained either."""
-    model = _model(path, config)
-    compiler = Compiler(tokenizer, model.shape.vocab_size)
-    jobs = [
-        replace(plan.job, cursor=partial(_call, tokenizer, compiler, plan.prompt))
-        if plan.required
-        else plan.job
-        for plan in planned
-    ]
-    outputs = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
-    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
-    answers = _answers(answered, tokenizer, model.shape.vocab_size, model.fingerprint)
-    return answers, len(planned) - len(answered)
-
-
-def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
-    """The cursor at the start of an answer that must call a tool."""
-    messages, tools = list(prompt.messages), list(prompt.tools)
-    prompt_end = tokenizer.generation_prompt(tokenizer.render(messages, tools), messages, tools)
-    form = tokenizer.tool_format
-    shape: Answer = "messages" if form.channels else "text"
-    constraint = OutputSpec(prompt.tools, "required").constraint(form, prompt_end, shape)
-    assert constraint is not None
-    return compiler.cursor(constraint)
-
-
 def _via_server(
     path: Path,
     tokenizer: Tokenizer,
-    planned: Sequence[PlannedAnswer],
+    jobs: Sequence[Job],
     config: AnswersConfig,
     progress: Progress,
 ) -> tuple[Answers, int]:
@@ -151,7 +127,7 @@ def _via_server(
     from paceline.loading import model_fingerprint
     from paceline.train.data.server_answers import server_answers
 
-    free = [replace(plan, required=False) for plan in planned]
+    free = [replace(job, required=False) for job in jobs]
     outputs = server_answers(
         config.answers_from, tokenizer, free, config.rollout, partial(progress, "answers")
     )
@@ -161,76 +137,30 @@ def _via_server(
 
 
 def _via_engine(
-    name: str, planned: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
+    llm: "LLM", jobs: Sequence[Job], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
-    from paceline.llm import LLM
-
-    llm = LLM(name, config=config.engine)
-    outputs = answer_all(llm, planned, config.rollout, partial(progress, "answers"))
-    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    """The answers, and how many failed."""
+    outputs = roll_out(llm, jobs, config.rollout, partial(progress, "answers"))
+    answered = [(job, answer) for job, answer in zip(jobs, outputs, strict=True) if answer]
     answers = _answers(answered, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
-    return answers, len(planned) - len(answered)
-
-
-def answer_all(
-    llm: "LLM",
-    planned: Sequence[PlannedAnswer],
-    rollout: Rollout,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[list[int] | None]:
-    """The answers through the engine, in order; None where the tools' schemas cannot be enforced."""
-    answers: list[list[int] | None] = []
-    waiting: Iterator[PlannedAnswer] = iter(planned)
-    streams: deque[Stream | None] = deque()
-    while len(answers) < len(planned):
-        while len(streams) < AHEAD and (plan := next(waiting, None)) is not None:
-            streams.append(_start_stream(llm, plan, rollout))
-        stream = streams.popleft()
-        answers.append(None if stream is None else _read_stream(stream))
-        if progress is not None:
-            progress(len(answers), len(planned))
-    return answers
-
-
-def _read_stream(stream: "Stream") -> list[int] | None:
-    try:
-        return list(stream.read().token_ids)
-    except ConstraintError:  # its grammar has no valid continuation
-        return None
-
-
-def _start_stream(llm: "LLM", plan: PlannedAnswer, rollout: Rollout) -> "Stream | None":
-    params = SamplingParams(max_tokens=rollout.max_new, seed=plan.job.seed)
-    if plan.job.sampled:
-        params = replace(params, temperature=rollout.temperature, top_p=rollout.top_p)
-    if not plan.prompt.tools:
-        return llm.stream(list(plan.prompt.tokens), params)
-    try:
-        return llm.stream(
-            list(plan.prompt.messages),
-            params,
-            tools=list(plan.prompt.tools),
-            tool_choice="required" if plan.required else "auto",
-        )
-    except ConstraintError:
-        return None
+    return answers, len(jobs) - len(answered)
 
 
 def _answers(
-    answered: Sequence[tuple[PlannedAnswer, Sequence[int]]],
+    answered: Sequence[tuple[Job, Sequence[int]]],
     tokenizer: Tokenizer,
     vocab_size: int,
     target: str,
     enforced: bool = False,
 ) -> Answers:
     """enforced: calls that are not required follow the grammar, too."""
-    planned = [plan for plan, _ in answered]
+    jobs = [job for job, _ in answered]
     return Answers.of(
-        [plan.prompt.tokens for plan in planned],
+        [job.prompt.tokens for job in jobs],
         [outputs for _, outputs in answered],
-        sampled=[plan.job.sampled for plan in planned],
-        held_out=[plan.prompt.held_out for plan in planned],
-        constrained=[plan.required or (enforced and bool(plan.prompt.tools)) for plan in planned],
+        sampled=[job.sampled for job in jobs],
+        held_out=[job.prompt.held_out for job in jobs],
+        constrained=[job.required or (enforced and bool(job.prompt.tools)) for job in jobs],
         always=always_drafted(tokenizer),
         vocab_size=vocab_size,
         target=target,
