@@ -22,7 +22,7 @@ from typing import Any, Final
 from bench import machine, pages, results_folder, workload
 from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.advise.advice import AdviceConfig, Interval, RouteAdvice, advise_routes, ratios
+from paceline.advise.advice import AdviceConfig, RouteAdvice, advise_routes, ratios
 from paceline.advise.advice import Engine as Advisor
 from paceline.advise.target_outputs import OutputLimits, prepared, read_prompt
 from paceline.advise.traffic import TracedRequest, Traffic, from_files, sample, turns_before
@@ -62,25 +62,19 @@ def split(traffic: Traffic) -> tuple[Traffic, Traffic]:
     return Traffic(tuple(halves[0])), Traffic(tuple(halves[1]))
 
 
-def predicted(one: RouteAdvice, concurrency: int) -> Prediction:
-    """What is measured then. At load the replay gives no interval."""
-    load = next(point for point in one.loads if point.concurrency == concurrency)
-    alone = concurrency == 1
+def predicted(one: RouteAdvice) -> Prediction:
+    """What is measured then."""
     return {
         "drafters": one.best.drafters,
         "max_draft": one.best.max_draft,
         "enabled": one.enabled,
         "reason": one.reason,
-        "tokens_per_pass": asdict(one.best.tokens_per_pass) if alone else _exact(load.tokens_per_pass),
-        "speedup": asdict(one.best.speedup) if alone else _exact(load.speedup),
-        "turn_speedup": one.best.turn_speedup if alone else None,
+        "tokens_per_pass": asdict(one.best.tokens_per_pass),
+        "speedup": asdict(one.best.speedup),
+        "turn_speedup": one.best.turn_speedup if one.concurrency == 1 else None,
         "advised_on": one.outputs,
         "conversations": one.replayed,
     }
-
-
-def _exact(value: float) -> dict[str, float]:
-    return asdict(Interval(value, value, value))
 
 
 class Measurement:
@@ -315,7 +309,7 @@ def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadl
             advisor = Advisor(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, heads)
             config = AdviceConfig(args.requests, args.at_once, args.seed, limits=limits)
             (one,) = advise_routes(advisor, halves[0], config, _tell)
-            state.routes[name] = {"advice": predicted(one, args.at_once), "tried": 0, "answered": []}
+            state.routes[name] = {"advice": predicted(one), "tried": 0, "answered": []}
             state.save()
             if args.state:
                 return
