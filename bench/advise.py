@@ -2,8 +2,9 @@
 
 The conversations of each file are split in two. Advice comes from one half; the real engine then answers
 requests of the other half, plain and as advised, in turns. Tokens per pass do not depend on the machine's
-load; speed-ups do. With --state, what is done is kept in a file: a first call makes the advice of one file,
-later ones measure, each for --seconds, until all requests are answered.
+load; speed-ups do. With --state, what is done is kept in a file, so that several calls of about --seconds make
+the advice and answer all requests. They should follow one another: a machine that reads its memory faster an
+hour later has other speed-ups.
 
 python -m bench advise --file tau-bench --file bfcl-single --write
 """
@@ -107,7 +108,7 @@ class Measurement:
 
         With each group the number of the next request.
         """
-        size = 1 if self._concurrency == 1 else 2 * self._concurrency
+        size = 1 if self._concurrency == 1 else 6 * self._concurrency  # few end with free places
         for first in range(done, len(requests), size):
             group = [
                 (r, seq) for r in requests[first : first + size] if (seq := self._prepared(r)) is not None
@@ -311,7 +312,7 @@ def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadl
             (one,) = advise_routes(advisor, halves[0], config, _tell)
             state.routes[name] = {"advice": predicted(one), "tried": 0, "answered": []}
             state.save()
-            if args.state:
+            if args.state and time.monotonic() > deadline:
                 return
         of, theirs = state.routes[name], halves[1].requests
         chosen = sample(theirs, args.requests, Random(f"{args.seed} {name}"))
@@ -322,6 +323,8 @@ def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadl
                 break
         state.save()
         _tell(name, of["tried"], len(chosen))
+        if args.state and time.monotonic() > deadline:
+            return
 
 
 def _tell(what: str, done: int, of: int) -> None:

@@ -12,7 +12,6 @@ from paceline.advise.target_outputs import (
     PLAIN_TOKENS,
     OutputLimits,
     TargetOutput,
-    plain_passes,
     prompt_row_ms,
     target_outputs,
 )
@@ -90,18 +89,7 @@ def test_passes_of_one_row_are_timed_right_after_each_answer(
     assert submitted == ["drafted", "plain"] * 6
     for one in outputs:
         assert len(one.plain) == min(PLAIN_TOKENS, len(one.recorded.output)) - 1
-        assert all((p.rows, p.sequences) == (1, 1) and p.ms > 0 for p in one.plain)
-
-
-def test_passes_of_several_outputs_are_timed_once_all_of_them_decode(model: Path) -> None:
-    llm = toy(model)
-    outputs, _ = target_outputs(llm, turns(3), LIMITS)
-    found = plain_passes(llm, outputs)
-    assert max(p.sequences for p in found) == 3
-    assert all(p.rows == p.sequences for p in found)
-    longest = max(one.recorded.seq.prompt_len for one in outputs)
-    assert all(p.context > longest for p in found if p.sequences == 3)
-    assert not plain_passes(llm, [])
+        assert all(p.rows == 1 and p.ms > 0 for p in one.plain)
 
 
 def test_a_row_of_a_prompt_takes_what_is_left_of_the_time_to_the_first_token(model: Path) -> None:

@@ -14,8 +14,6 @@ from paceline.advise.pass_times import (
     MIN_PASSES,
     PassCost,
     PassTimes,
-    TimedPass,
-    beside,
     corrected,
     decoding_passes,
 )
@@ -26,7 +24,6 @@ from paceline.advise.target_outputs import (
     Progress,
     TargetOutput,
     host_ms,
-    plain_passes,
     prefill_ms,
     prompt_row_ms,
     target_outputs,
@@ -229,7 +226,7 @@ class _RouteAdvisor:
             figures = replace(figures, prefix_overlap=held)
         self._planned = planned = self._config.concurrency or max(1, round(figures.concurrency))
         self._times = self._pass_times(outputs, [request.rounds for request in requests])
-        self._host_factor = self._slower_host(outputs)
+        self._time_host(outputs)
         busy = _with_copies(outputs, planned)
         self._plain = self._simulate(busy, PLAIN, planned)
         candidates = self._candidates(busy, report)
@@ -265,16 +262,12 @@ class _RouteAdvisor:
         self, outputs: Sequence[TargetOutput], recorded: Sequence[Sequence[RoundRecord]]
     ) -> PassTimes:
         """From answers that were written now, else from the rounds in the traces."""
-        llm, written = self._engine.llm, [one for one in outputs if one.rounds]
+        written = [one for one in outputs if one.rounds]
         if not written:
             return PassTimes(corrected(self._engine.cost, [decoding_passes(rounds) for rounds in recorded]))
         timed = [[*decoding_passes(_records(one.rounds)), *one.plain] for one in written]
-        cost, alone, together = corrected(self._engine.cost, timed), list[TimedPass](), list[TimedPass]()
-        for level in sorted({*LOADS, self._planned} - {1}):
-            some = written[-level:]  # of which the prefix cache holds the most
-            alone += plain_passes(llm, some[:1])
-            together += plain_passes(llm, some)
-        return PassTimes(cost, prompt_row_ms(written, cost), beside(cost, alone, together))
+        cost = corrected(self._engine.cost, timed)
+        return PassTimes(cost, prompt_row_ms(written, cost))
 
     def _with_hidden(self, outputs: list[TargetOutput], report: Progress) -> list[TargetOutput]:
         taps = sorted({tap for drafter in self._engine.drafters.values() for tap in drafter.taps})
@@ -329,16 +322,20 @@ class _RouteAdvisor:
             concurrency=concurrency,
         )
 
-    def _slower_host(self, outputs: Sequence[TargetOutput]) -> float:
-        """How much longer everything but the target takes between two passes than in a replay of the same.
+    def _time_host(self, outputs: Sequence[TargetOutput]) -> None:
+        """What everything but the target takes between two passes, and not in a replay of the same answers.
 
-        The weights that a pass reads drive everything else out of the processor's caches.
+        The weights that a pass reads drive everything else out of the processor's caches: drafting takes a
+        multiple of its time. What is left of the difference is the same in every pass.
         """
-        self._host_factor, written = 1.0, [one for one in outputs if len(one.rounds) > 1]
+        written = [one for one in outputs if len(one.rounds) > 1]
         if sum(len(one.rounds) - 1 for one in written) < MIN_PASSES:
-            return 1.0
+            return
         replayed = self._simulate(written, SpecConfig(FREE_LISTS[0], DEFAULT_LENGTH))
-        return max(1.0, host_ms(written) / max(1e-9, median(d.host_ms for d in replayed)))
+        drafting = sum(r.draft_us for one in written for r in one.rounds[1:]) / 1000
+        self._host_factor = max(1.0, drafting / max(1e-9, sum(d.draft_ms for d in replayed)))
+        left = host_ms(written) - self._host_factor * median(d.host_ms for d in replayed)
+        self._times = replace(self._times, beside_ms=max(0.0, left))
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
         """Tokens per pass and speed-up."""
@@ -496,7 +493,7 @@ def measured(outputs: Sequence[Sequence[RoundRecord]], times: PassTimes) -> Meas
         for r in [r for r in rounds if r.committed][1:]:
             tokens, passes = tokens + r.committed, passes + 1
             spent_ms += (r.draft_us + r.target_us) / 1000 / max(1, r.batch)
-            plain_ms += r.committed * times(r.batch, r.batch, 0, r.start) / max(1, r.batch)
+            plain_ms += r.committed * times([(1, r.start)] * r.batch) / max(1, r.batch)
     return Measured(tokens / passes, plain_ms / spent_ms) if passes and spent_ms else None
 
 
@@ -557,4 +554,5 @@ def length_by_batch(
 
 
 def _costs(times: PassTimes, batch: int, context: int) -> Costs:
-    return Costs(lambda rows: times(rows, batch, 0, context), batch=batch)
+    """Of passes in which every sequence has as many rows."""
+    return Costs(lambda rows: times([(rows // batch, context)] * batch), batch=batch)

@@ -22,46 +22,38 @@ _TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 
 @dataclass(frozen=True, slots=True)
 class TimedPass:
-    """One that only decodes, after the first token of every sequence in it."""
+    """One of a single output that only decodes, after its first token."""
 
     rows: int
-    context: int  # tokens of the longest sequence
+    context: int
     ms: float
-    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Milliseconds of a pass by what is in it."""
+    """Milliseconds of a pass by the sequences in it.
+
+    Rows of all sequences share the weights. Keys and values are each sequence's own, so that what a context
+    adds to a pass is added for each.
+    """
 
     cost: PassCost  # of one sequence
     prompt_row_ms: float = 0.0  # that a row of a prompt adds; 0: as the curve goes on
-    # What several sequences take beyond a single one with as many rows, in passes of one row: each has keys
-    # and values of its own to read, and a token to be chosen for.
-    beside: Sequence[tuple[int, float]] = ()  # sequences, ascending, and the share
+    beside_ms: float = 0.0  # in every pass, outside of the target: what a replay has no part of
 
-    def __call__(self, rows: int, sequences: int, prompt_rows: int, context: int) -> float:
-        """rows: of the sequences that decode. The curve may cross where it is extrapolated."""
-        if not self.prompt_row_ms:
-            rows, prompt_rows = rows + prompt_rows, 0
-        least = max(1, sequences)
-        ms = max(self.cost(max(rows, least), context), self.cost(least, context))
-        return ms + self._beside_ms(sequences, context) + prompt_rows * self.prompt_row_ms
+    def __call__(self, sequences: Sequence[tuple[int, int]], prompt_rows: int = 0) -> float:
+        """sequences: rows and context of each. The curve may cross where it is extrapolated."""
+        plain = self._decoding_ms([(1, context) for _, context in sequences])
+        decoding = max(plain, self._decoding_ms(sequences))
+        return decoding + prompt_rows * self.prompt_row_ms + self.beside_ms
+
+    def _decoding_ms(self, sequences: Sequence[tuple[int, int]]) -> float:
+        contexts = sum(self.cost(rows, context) - self.cost(rows, 0) for rows, context in sequences)
+        return self.cost(max(1, sum(rows for rows, _ in sequences)), 0) + contexts
 
     def row_ms(self, context: int) -> float:
         """That a row of a prompt adds."""
         return self.prompt_row_ms or (self.cost(16, context) - self.cost(8, context)) / 8
-
-    def _beside_ms(self, sequences: int, context: int) -> float:
-        """Lines between the measured numbers of sequences, and beyond them by the mean of one."""
-        if sequences < 2 or not self.beside:
-            return 0.0
-        most, share = self.beside[-1]
-        if sequences > most:
-            return self.cost(1, context) * share * (sequences - 1) / (most - 1)
-        known = [(1, 0.0), *self.beside]
-        share = float(np.interp(sequences, [n for n, _ in known], [s for _, s in known]))
-        return self.cost(1, context) * share
 
 
 def decoding_passes(rounds: Sequence[RoundRecord]) -> list[TimedPass]:
@@ -97,19 +89,5 @@ def corrected(cost: PassCost, outputs: Sequence[Sequence[TimedPass]]) -> PassCos
 
 def _speed(cost: PassCost, passes: Sequence[TimedPass]) -> float | None:
     """What passes of one row take of the curve; None: there are too few."""
-    shares = [one.ms / cost(1, one.context) for one in passes if one.rows == one.sequences == 1]
+    shares = [one.ms / cost(1, one.context) for one in passes if one.rows == 1]
     return median(shares) if len(shares) >= MIN_PASSES else None
-
-
-def beside(
-    cost: PassCost, alone: Sequence[TimedPass], together: Sequence[TimedPass]
-) -> list[tuple[int, float]]:
-    """See PassTimes. alone: passes of one row, right beside `together`. cost: corrected."""
-    speed = _speed(cost, alone)
-    if speed is None:
-        return []
-    shares: dict[int, list[float]] = {}
-    for one in together:
-        extra = one.ms / speed - cost(one.rows, one.context)
-        shares.setdefault(one.sequences, []).append(max(0.0, extra / cost(1, one.context)))
-    return [(n, median(some)) for n, some in sorted(shares.items()) if n > 1 and len(some) >= MIN_PASSES]

@@ -116,6 +116,7 @@ class Decoding:
     passes: int
     ms: float  # from the first token to the last
     target_ms: float  # the part of it in passes of the target
+    draft_ms: float  # the part of it in which drafts were made
     by_source: Mapping[str, int]  # accepted tokens
 
     @property
@@ -187,10 +188,11 @@ class ReplayTarget:
         return Scores(NO_SCORES.logits, tuple(starts), tuple(rows), states, tokens)
 
     def _pass_ms(self, feeds: Sequence[Feed]) -> float:
-        decoding = [feed for feed in feeds if len(feed.tokens) == 1]
+        """Prompts have a time of their own, where it is known."""
+        decoding = [feed for feed in feeds if len(feed.tokens) == 1 or not self._times.prompt_row_ms]
         rows, all_rows = (sum(len(f.tokens) + len(f.draft) for f in some) for some in (decoding, feeds))
-        context = max(self._held[feed.seq_id] for feed in feeds)
-        return self._times(rows, len(decoding), all_rows - rows, context)
+        sequences = [(len(f.tokens) + len(f.draft), self._held[f.seq_id]) for f in decoding]
+        return self._times(sequences, all_rows - rows)
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         self._held[seq_id] = length + len(path)
@@ -307,6 +309,7 @@ class _Timed:
             len(decoding),
             (self.ended[-1] - self.ended[0]) / 1e6 if decoding else 0.0,
             sum(r.target_us for r in decoding) / 1000,
+            sum(r.draft_us for r in decoding) / 1000,
             sources,
         )
 

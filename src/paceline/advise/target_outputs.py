@@ -158,27 +158,16 @@ def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
     tokenized = _tokenized(llm, request, recorded)
     prefill_ms, decode_ms = 1000 * (ended[0] - started), 1000 * (ended[-1] - ended[0])
     written = TargetOutput(tokenized, recorded, prefill_ms, tuple(rounds), decode_ms)
-    return replace(written, plain=tuple(plain_passes(llm, [written])))
+    return replace(written, plain=tuple(_plain_passes(llm, written)))
 
 
-def plain_passes(llm: "LLM", outputs: Sequence[TargetOutput]) -> list[TimedPass]:
-    """The beginnings of these answers again, all at once, without drafts."""
-    for one in outputs:
-        seq = _copy(one.recorded.seq)
-        params = replace(seq.params, max_tokens=min(PLAIN_TOKENS, seq.params.max_tokens), min_tokens=0)
-        llm.engine.submit(replace(seq, id=f"{seq.id} plain", params=params, spec=SpecConfig((), max_draft=0)))
-    found, begun = list[TimedPass](), set[str]()
-    while llm.engine.busy:
-        rounds = llm.engine.step()
-        for r in rounds:
-            if r.error is not None:
-                raise r.error
-        names = {r.request for r in rounds if r.tokens}
-        if rounds and names <= begun and rounds[0].rows == rounds[0].batch == len(names):
-            context = max(r.start for r in rounds)
-            found.append(TimedPass(len(names), context, rounds[0].target_us / 1000, len(names)))
-        begun |= names
-    return found
+def _plain_passes(llm: "LLM", one: TargetOutput) -> list[TimedPass]:
+    """The beginning of an answer again, without drafts."""
+    seq = _copy(one.recorded.seq)
+    params = replace(seq.params, max_tokens=min(PLAIN_TOKENS, seq.params.max_tokens), min_tokens=0)
+    again = replace(seq, id=f"{seq.id} plain", params=params, spec=SpecConfig((), max_draft=0))
+    rounds, _ = _rounds(llm, again)
+    return [TimedPass(r.rows, r.start, r.target_us / 1000) for r in rounds[1:]]
 
 
 def _rounds(llm: "LLM", seq: Seq) -> tuple[list[Round], list[float]]:
@@ -219,7 +208,7 @@ def prompt_row_ms(outputs: Sequence[TargetOutput], cost: PassCost) -> float:
     """That a row of a prompt adds to a pass, while answers were written now; 0: none were."""
     read = [one for one in outputs if one.rounds and one.prefill_ms is not None]
     rows = sum(one.recorded.seq.prompt_len - one.recorded.cached for one in read)
-    ms = sum(max(0.0, (one.prefill_ms or 0.0) - cost(1, one.recorded.cached)) for one in read)
+    ms = sum(max(0.0, (one.prefill_ms or 0.0) - cost(1, 0)) for one in read)
     return ms / rows if rows else 0.0
 
 
