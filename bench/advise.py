@@ -2,8 +2,9 @@
 
 The conversations of each file are split in two. Advice comes from one half; the real engine then answers
 requests of the other half, plain and as advised, in turns. Tokens per pass do not depend on the machine's
-load; speed-ups do. With --state, what is done is kept in a file: a first call makes the advice of one file,
-later ones measure, each for --seconds, until all requests are answered.
+load; speed-ups do. With --state, what is done is kept in a file, so that several calls of about --seconds make
+the advice and answer all requests. They should follow one another: a machine that reads its memory faster an
+hour later has other speed-ups.
 
 python -m bench advise --file tau-bench --file bfcl-single --write
 """
@@ -22,7 +23,7 @@ from typing import Any, Final
 from bench import machine, pages, results_folder, workload
 from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.advise.advice import AdviceConfig, Interval, RouteAdvice, advise_routes, ratios
+from paceline.advise.advice import AdviceConfig, RouteAdvice, advise_routes, ratios
 from paceline.advise.advice import Engine as Advisor
 from paceline.advise.target_outputs import OutputLimits, prepared, read_prompt
 from paceline.advise.traffic import TracedRequest, Traffic, from_files, sample, turns_before
@@ -62,25 +63,19 @@ def split(traffic: Traffic) -> tuple[Traffic, Traffic]:
     return Traffic(tuple(halves[0])), Traffic(tuple(halves[1]))
 
 
-def predicted(one: RouteAdvice, concurrency: int) -> Prediction:
-    """What is measured then. At load the replay gives no interval."""
-    load = next(point for point in one.loads if point.concurrency == concurrency)
-    alone = concurrency == 1
+def predicted(one: RouteAdvice) -> Prediction:
+    """What is measured then."""
     return {
         "drafters": one.best.drafters,
         "max_draft": one.best.max_draft,
         "enabled": one.enabled,
         "reason": one.reason,
-        "tokens_per_pass": asdict(one.best.tokens_per_pass) if alone else _exact(load.tokens_per_pass),
-        "speedup": asdict(one.best.speedup) if alone else _exact(load.speedup),
-        "turn_speedup": one.best.turn_speedup if alone else None,
+        "tokens_per_pass": asdict(one.best.tokens_per_pass),
+        "speedup": asdict(one.best.speedup),
+        "turn_speedup": one.best.turn_speedup if one.concurrency == 1 else None,
         "advised_on": one.outputs,
         "conversations": one.replayed,
     }
-
-
-def _exact(value: float) -> dict[str, float]:
-    return asdict(Interval(value, value, value))
 
 
 class Measurement:
@@ -113,7 +108,7 @@ class Measurement:
 
         With each group the number of the next request.
         """
-        size = 1 if self._concurrency == 1 else 2 * self._concurrency
+        size = 1 if self._concurrency == 1 else 6 * self._concurrency  # few end with free places
         for first in range(done, len(requests), size):
             group = [
                 (r, seq) for r in requests[first : first + size] if (seq := self._prepared(r)) is not None
@@ -315,9 +310,9 @@ def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadl
             advisor = Advisor(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, heads)
             config = AdviceConfig(args.requests, args.at_once, args.seed, limits=limits)
             (one,) = advise_routes(advisor, halves[0], config, _tell)
-            state.routes[name] = {"advice": predicted(one, args.at_once), "tried": 0, "answered": []}
+            state.routes[name] = {"advice": predicted(one), "tried": 0, "answered": []}
             state.save()
-            if args.state:
+            if args.state and time.monotonic() > deadline:
                 return
         of, theirs = state.routes[name], halves[1].requests
         chosen = sample(theirs, args.requests, Random(f"{args.seed} {name}"))
@@ -328,6 +323,8 @@ def _measure(args: argparse.Namespace, names: Sequence[str], state: State, deadl
                 break
         state.save()
         _tell(name, of["tried"], len(chosen))
+        if args.state and time.monotonic() > deadline:
+            return
 
 
 def _tell(what: str, done: int, of: int) -> None:

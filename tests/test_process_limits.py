@@ -168,6 +168,20 @@ def test_without_any_file_it_is_the_machine_s(tmp_path: Path, monkeypatch: pytes
     assert cores(tmp_path) == 6
 
 
+def test_the_time_of_all_processes_is_that_of_the_cpus_of_this_one(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither idle nor waiting for a disk; time taken by other virtual machines counts."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 12}, raising=False)
+    hertz = os.sysconf("SC_CLK_TCK")
+    lines = [f"cpu{i} {1000 * i} 20 3 9999 888 7 5 4 66 66" for i in (0, 1, 2, 12)]
+    write(system / "proc/stat", "\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5 5", "cpufreq 3"]))
+    assert limits.busy_seconds(system / "proc") == pytest.approx((13_000 + 2 * 39) / hertz)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {40}, raising=False)
+    assert limits.busy_seconds(system / "proc") is None
+    assert limits.busy_seconds(system / "none") is None
+
+
 def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "cores", lambda: 3)
     assert EngineConfig(threads=3).threads == 3

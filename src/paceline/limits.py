@@ -57,6 +57,23 @@ def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     return min((max(0, free) for free in frees if free is not None), default=None)
 
 
+def busy_seconds(proc: Path = PROC) -> float | None:
+    """CPU time of all processes on the CPUs that this one may run on, in clock ticks; None: not known.
+
+    Time that other virtual machines took from this one counts as well.
+    """
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    ticks = 0
+    for line in _text(
+        proc / "stat"
+    ).splitlines():  # "cpu3 user nice system idle iowait irq softirq steal ..."
+        name, *values = line.split()
+        if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in allowed:
+            times = [int(value) for value in values[:8]]
+            ticks += sum(times) - sum(times[3:5])
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
 def describe(proc: Path = PROC, groups: Path = GROUPS) -> str:
     """What is less than the machine has, in words."""
     installed, machine = os.cpu_count() or 1, _machine_memory(proc)

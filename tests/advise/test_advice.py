@@ -17,12 +17,12 @@ from paceline.advise.advice import (
     LengthPoint,
     LoadPoint,
     conditions,
-    corrected,
     length_by_batch,
     measured,
     verdict,
 )
 from paceline.advise.memory_estimate import MIB, MemoryEstimate
+from paceline.advise.pass_times import PassTimes
 from paceline.advise.report import Training, html
 from paceline.advise.routes_file import routes_yaml
 from paceline.advise.traffic import Spread, TracedRequest, Workload
@@ -36,6 +36,8 @@ def test_a_route_that_gains_is_advised_with_its_figures() -> None:
     decision, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9, 2.4)], 1, 300, 700, 9)
     assert decision == "speculate"
     assert reason == "2.40 tokens per pass: decoding 1.90 x, whole turns 1.40 x"
+    loads = [LoadPoint(1, 2.5, 3.0), LoadPoint(4, 1.9, 2.4)]
+    assert verdict(candidate(), WORKLOAD, loads, 4, 300, 700, 9)[1] == f"{reason}, 4 at once"
 
 
 @pytest.mark.parametrize(
@@ -43,10 +45,11 @@ def test_a_route_that_gains_is_advised_with_its_figures() -> None:
     [
         (candidate(1.05, 0.99), WORKLOAD, [], 1, 10, "unpredictable text: 1.05 tokens per pass"),
         (candidate(1.6, 1.0), WORKLOAD, [], 1, 10, "save as much time as they cost"),
+        (candidate(1.0, 1.0), WORKLOAD, [LoadPoint(1, 1.01, 1.2)], 4, 10, "save as much time as they cost"),
         (
-            candidate(),
+            candidate(1.1, 0.99),
             WORKLOAD,
-            [LoadPoint(16, 0.99, 1.3)],
+            [LoadPoint(1, 1.9, 2.4), LoadPoint(16, 0.99, 1.1)],
             16,
             10,
             "saturated by load: 1.90 x .* 0.99 x for 16",
@@ -129,30 +132,16 @@ def test_conditions_tell_routes_apart() -> None:
 
 def test_measured_figures_leave_out_the_first_token() -> None:
     rounds = [a_round("r", 0, committed=1, target_us=900_000), a_round("r", 1), a_round("r", 2, committed=1)]
-    figures = measured([rounds], lambda rows, context: 20.0)
+    figures = measured([rounds], PassTimes(lambda rows, context: 20.0))
     assert figures is not None
     assert figures.tokens_per_pass == 2
     assert figures.speedup == pytest.approx(4 * 20 / (2 * 21.04))
-    assert measured([[]], lambda rows, context: 20.0) is None
-
-
-def test_the_cost_curve_is_corrected_by_what_passes_took() -> None:
-    plain = [a_round("r", i, rows=1, drafted=0, committed=1, target_us=30_000) for i in range(7)]
-    drafted = [a_round("r", i, rows=5, drafted=4, target_us=40_000) for i in range(7)]
-    rare = [a_round("r", i, rows=9, drafted=8, target_us=900_000) for i in range(3)]
-    prompts = [a_round("r", i, rows=200, drafted=4, target_us=900_000) for i in range(9)]
-    real = corrected(lambda rows, context: 10.0, [plain, drafted, rare, prompts])
-    assert [real(rows, 100) for rows in (1, 3, 5, 16)] == pytest.approx([30, 35, 40, 40])
-    noisy = [a_round("r", i, rows=5, drafted=4, target_us=20_000) for i in range(7)]
-    rising = corrected(lambda rows, context: 10.0, [plain, noisy])
-    assert rising(5, 100) == 30
-    same = corrected(lambda rows, context: 10.0, [rare])
-    assert same(9, 100) == 10
+    assert measured([[]], PassTimes(lambda rows, context: 20.0)) is None
 
 
 def test_the_length_falls_as_the_batch_grows() -> None:
     points = [LengthPoint(k, 1 + k / 4, 1.0) for k in (0, 1, 2, 4, 8, 16)]
-    ranges = length_by_batch(points, lambda rows, context: 10 + max(0, rows - 8), 500)
+    ranges = length_by_batch(points, PassTimes(lambda rows, context: 10 + max(0, rows - 8)), 500)
     assert ranges[0][0] == 1
     assert ranges[-1][1:] == (64, 0)
     assert [first for first, *_ in ranges[1:]] == [last + 1 for _, last, _ in ranges[:-1]]

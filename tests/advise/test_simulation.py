@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.advise.pass_times import PassTimes
 from paceline.advise.replay import Decoding, RecordedOutput, ReplayClock, ReplayTarget, Simulation
 from paceline.advise.target_outputs import TargetOutput, host_ms
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
@@ -63,10 +64,13 @@ def cost(rows: int, context: int) -> float:
     return 10.0 + rows
 
 
+TIMES = PassTimes(cost)
+
+
 def simulate(outputs: Sequence[RecordedOutput], spec: SpecConfig, concurrency: int = 1) -> list[Decoding]:
     """Nothing but passes takes any time."""
     target = ToyTarget(memory=1)
-    made = Simulation(spec, target, model_free(), Fixed(), cost, host_factor=0.0, concurrency=concurrency)
+    made = Simulation(spec, target, model_free(), Fixed(), TIMES, host_factor=0.0, concurrency=concurrency)
     return made.run(outputs)
 
 
@@ -103,6 +107,16 @@ def test_outputs_at_once_share_passes() -> None:
     assert [d.ms for d in done] == pytest.approx([(10 + 4) * (MAX_TOKENS - 1)] * 4)
 
 
+def test_each_output_in_a_pass_reads_a_context_of_its_own() -> None:
+    spec = SpecConfig(("none",), max_draft=0)
+    seqs, _ = engine_run(spec, constrained=False)
+    times = PassTimes(lambda rows, context: 10 + rows + context)
+    made = Simulation(spec, ToyTarget(memory=1), model_free(), Fixed(), times, host_factor=0.0, concurrency=4)
+    prompts = sum(map(len, PROMPTS))
+    expected = sum(10 + 4 + prompts + 4 * i for i in range(MAX_TOKENS - 1))
+    assert [d.ms for d in made.run(recorded(seqs, constrained=False))] == pytest.approx([expected] * 4)
+
+
 def test_no_more_outputs_at_once_than_there_are_places() -> None:
     spec = SpecConfig(("none",), max_draft=0)
     seqs, _ = engine_run(spec, constrained=False)
@@ -124,14 +138,14 @@ def test_what_the_prefix_cache_held_is_not_read_again() -> None:
     for cached, rows in ((0, 48), (40, 8), (48, 1)):
         read.clear()
         one = RecordedOutput(seq, (1, 2, 3), cached=cached)
-        Simulation(seq.spec, ToyTarget(), {}, Fixed(), counted).run([one])
-        assert read[0] == rows
+        Simulation(seq.spec, ToyTarget(), {}, Fixed(), PassTimes(counted)).run([one])
+        assert max(read[:6]) == rows  # asked for the first pass
 
 
-@pytest.mark.parametrize(("prompt_row_ms", "read", "beside"), [(0.5, 4, 4 + 11), (0.0, 18, 19)])
+@pytest.mark.parametrize(("prompt_row_ms", "read", "beside"), [(0.5, 4 + 11, 4 + 11), (0.0, 18, 19)])
 def test_rows_of_prompts_have_a_time_of_their_own(prompt_row_ms: float, read: int, beside: int) -> None:
     clock = ReplayClock(host_factor=0.0)
-    target = ReplayTarget(ToyTarget(), cost, clock, prompt_row_ms)
+    target = ReplayTarget(ToyTarget(), PassTimes(cost, prompt_row_ms), clock)
     for name in ("a", "b"):
         seq = Seq(name, [1] * 17, 17)
         target.add(name, RecordedOutput(seq, (1, 2), cached=16 if name == "b" else 0))
@@ -174,7 +188,7 @@ def test_everything_but_passes_takes_longer_between_them_than_in_a_replay() -> N
     outputs, spec = recorded(seqs, constrained=False), SpecConfig(("ngram",), 8)
     accepted = []
     for factor in (1.0, 10_000.0):
-        made = Simulation(spec, ToyTarget(memory=1), model_free(), Rate(cost), cost, host_factor=factor)
+        made = Simulation(spec, ToyTarget(memory=1), model_free(), Rate(cost), TIMES, host_factor=factor)
         done = made.run(outputs)
         accepted.append(sum(sum(d.by_source.values()) for d in done))
         assert all(d.host_ms > 0 for d in done)
@@ -200,8 +214,8 @@ def test_a_controller_stops_drafts_that_are_never_accepted() -> None:
     seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
     outputs, spec = recorded(seqs, constrained=False), SpecConfig(("wrong",), 8)
     target, drafters = ToyTarget(memory=1), {"wrong": Wrong()}
-    fixed = Simulation(replace(spec, adaptive=False), target, drafters, Fixed(), cost).run(outputs)
-    planned = Simulation(spec, target, drafters, Rate(cost), cost).run(outputs)
+    fixed = Simulation(replace(spec, adaptive=False), target, drafters, Fixed(), TIMES).run(outputs)
+    planned = Simulation(spec, target, drafters, Rate(cost), TIMES).run(outputs)
     plain_ms = 11 * sum(d.tokens for d in planned)
     assert sum(d.target_ms for d in fixed) > 1.6 * plain_ms
     assert sum(d.target_ms for d in planned) < 1.2 * plain_ms
@@ -253,6 +267,6 @@ def test_heads_see_the_hidden_states_of_every_committed_row_once() -> None:
     for concurrency in (1, 3):
         head.rows.clear()
         target = ToyTarget(memory=1)
-        Simulation(spec, target, {"head": head}, Fixed(), cost, concurrency=concurrency).run(outputs)
+        Simulation(spec, target, {"head": head}, Fixed(), TIMES, concurrency=concurrency).run(outputs)
         for i, seq in enumerate(seqs):
             assert head.rows[f"simulation {i}"] == list(range(len(seq.tokens) - 1))

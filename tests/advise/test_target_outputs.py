@@ -1,22 +1,25 @@
 """Answers of a tiny model to recorded requests, with what the prefix cache would hold."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from paceline.advise.pass_times import PassTimes
 from paceline.advise.replay import Simulation
 from paceline.advise.target_outputs import (
-    PLAIN_ANSWERS,
+    PLAIN_TOKENS,
     OutputLimits,
     TargetOutput,
-    plain_rounds,
+    prompt_row_ms,
     target_outputs,
 )
 from paceline.advise.traffic import TracedRequest, turns_before
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.llm import LLM
+from paceline.types import Seq
 from support.servers import toy_chat_model
 
 LIMITS = OutputLimits(max_tokens=24)
@@ -62,20 +65,38 @@ def test_the_turn_before_is_read_first(model: Path) -> None:
 def test_a_replay_of_answers_has_their_rounds(model: Path) -> None:
     llm, requests = toy(model), turns(6)
     outputs, _ = target_outputs(llm, requests, LIMITS, before=turns_before(requests))
-    made = Simulation(llm.spec, llm.target, {"ngram": llm.drafters["ngram"]}, Fixed(), lambda n, c: 1.0)
+    times, drafters = PassTimes(lambda n, c: 1.0), {"ngram": llm.drafters["ngram"]}
+    made = Simulation(llm.spec, llm.target, drafters, Fixed(), times)
     for one, done in zip(outputs, made.run([one.recorded for one in outputs]), strict=True):
         assert done.passes == len(one.rounds) - 1
         assert done.tokens == sum(len(r.tokens) for r in one.rounds[1:])
     assert fmean(len(r.tokens) for one in outputs for r in one.rounds) > 1  # else nothing was compared
 
 
-def test_passes_of_one_row_are_timed_without_drafts(model: Path) -> None:
+def test_passes_of_one_row_are_timed_right_after_each_answer(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm, requests = toy(model), turns(6)
+    submitted: list[str] = []
+    submit = llm.engine.submit
+
+    def noted(seq: Seq, slots: int = 1) -> None:
+        submitted.append("plain" if not seq.spec.drafters else "drafted")
+        submit(seq, slots)
+
+    monkeypatch.setattr(llm.engine, "submit", noted)
     outputs, _ = target_outputs(llm, requests, LIMITS)
-    found = plain_rounds(llm, outputs)
-    assert len(found) == PLAIN_ANSWERS
-    for one, rounds in zip(outputs, found, strict=False):
-        assert all(r.rows == 1 for r in rounds[1:])
-        tokens = [token for r in rounds for token in r.tokens]
-        assert tokens == list(one.recorded.output[: len(tokens)])
-    assert not plain_rounds(llm, [])
+    assert submitted == ["drafted", "plain"] * 6
+    for one in outputs:
+        assert len(one.plain) == min(PLAIN_TOKENS, len(one.recorded.output)) - 1
+        assert all(p.rows == 1 and p.ms > 0 for p in one.plain)
+
+
+def test_a_row_of_a_prompt_takes_what_is_left_of_the_time_to_the_first_token(model: Path) -> None:
+    """A pass takes its time whether or not a prompt is in it."""
+    (one,), _ = target_outputs(toy(model), turns(1), LIMITS)
+    rows = one.recorded.seq.prompt_len
+    timed = replace(one, prefill_ms=10.0 + 2 * rows)
+    assert prompt_row_ms([timed], lambda rows, context: 10.0) == pytest.approx(2)
+    assert prompt_row_ms([timed], lambda rows, context: 1e6) == 0
+    assert prompt_row_ms([replace(timed, rounds=())], lambda rows, context: 10.0) == 0

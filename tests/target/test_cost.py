@@ -14,7 +14,15 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.target import cost
-from paceline.target.cost import CostMonitor, CostTable, confirmed_cost_table, cost_table, measure
+from paceline.target.cost import (
+    CostMonitor,
+    CostTable,
+    CpuTime,
+    confirmed_cost_table,
+    cost_table,
+    measure,
+    renewed_cost_table,
+)
 from paceline.target.eager.layer import FeedForward
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
@@ -61,7 +69,8 @@ def test_every_row_count_is_measured_and_nothing_is_left_behind(target: TorchTar
 
 
 def test_a_table_is_read_again(target: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "MAX_SPREAD", float("inf"))  # whatever else this machine does
+    for limit in ("MAX_SPREAD", "MAX_OTHERS"):  # whatever else this machine does
+        monkeypatch.setattr(cost, limit, float("inf"))
     first = cost_table(target)
     monkeypatch.setattr(cost, "measure", lambda _: pytest.fail("measured twice"))
     assert cost_table(target) == first
@@ -108,6 +117,7 @@ class Clocked(ToyTarget):
     def __init__(self, noise_of: Callable[[int], float] = lambda _: 1.0) -> None:
         super().__init__()
         self.seconds, self._noise_of = 0.0, noise_of
+        self.others: list[float] = []  # what other processes take during the next measurements
 
     def memory(self) -> dict[str, int]:
         return {}
@@ -131,7 +141,9 @@ class Clocked(ToyTarget):
         self.close(seq.id)
 
     def measured(self, budget: float = 10.0) -> CostTable:
-        return measure(self, budget, clock=lambda: self.seconds)
+        now = CpuTime(self.seconds, 0.0, None, 2)
+        table = measure(self, budget, lambda: self.seconds, lambda: now)
+        return replace(table, others=self.others.pop(0) if self.others else 0.0)
 
 
 def test_on_a_quiet_machine_all_timings_agree() -> None:
@@ -162,12 +174,50 @@ def test_one_slow_moment_is_no_busy_machine() -> None:
     assert Clocked(lambda number: 1.0 if number > 3 else 3.0).measured().spread == pytest.approx(1)
 
 
+def others(taken: float, own: float, cpus: int = 2, seconds: float = 1.5) -> Callable[[], CpuTime]:
+    """Counters that stand still but for this: shares of the CPUs, of all processes and of this one."""
+    readings = iter([CpuTime(7.0, 3.0, 90.0, cpus), *[_later(taken, own, cpus, seconds)] * 9])
+    return lambda: next(readings)
+
+
+def _later(taken: float, own: float, cpus: int, seconds: float) -> CpuTime:
+    return CpuTime(7.0 + seconds, 3.0 + own * cpus * seconds, 90.0 + taken * cpus * seconds, cpus)
+
+
+@pytest.mark.parametrize(
+    ("taken", "own", "share", "quiet"),
+    [
+        (0.98, 0.97, 0.01, True),
+        (1.0, 0.5, 0.5, False),  # a process that never sleeps, on one of two CPUs
+        (0.95, 0.83, 0.12, False),
+        (0.6, 0.1, 0.0, True),  # others, beside idle CPUs: a model on a GPU, or with few threads
+        (0.9, 1.0, 0.0, True),  # counters in clock ticks lag behind
+    ],
+)
+def test_a_load_that_lasts_shows_in_the_time_of_other_processes(
+    taken: float, own: float, share: float, quiet: bool
+) -> None:
+    """All passes are equally slow, so nothing else shows it."""
+    target = Clocked(lambda _: 3.0)
+    table = measure(target, 10.0, lambda: target.seconds, others(taken, own))
+    assert table.spread == pytest.approx(1)
+    assert table.others == pytest.approx(share)
+    assert table.quiet == quiet
+
+
+def test_where_other_processes_are_not_known_only_the_spread_counts() -> None:
+    target = Clocked()
+    unknown = CpuTime(7.0, 3.0, None, 2)
+    assert measure(target, 10.0, lambda: target.seconds, lambda: unknown).quiet
+    assert CpuTime.now().wall > 0
+
+
 @pytest.fixture
 def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
     """`cost_table` measures on its clock."""
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     target = Clocked()
-    monkeypatch.setattr(cost, "measure", lambda _: target.measured())
+    monkeypatch.setattr(cost, "measure", lambda _, budget=cost.BUDGET: target.measured(budget))
     return target
 
 
@@ -201,6 +251,46 @@ def test_a_machine_on_which_no_two_measurements_agree_is_busy(clocked: Clocked) 
     _, confirmed = confirmed_cost_table(clocked, before)
     assert not confirmed
     assert cost_table(clocked) == before
+
+
+def test_a_table_under_a_steady_load_is_measured_twice_and_again_at_the_next_start(clocked: Clocked) -> None:
+    clocked.others, clocked._noise_of = [0.5, 0.4], lambda number: 3.0 if number > 16 else 4.0
+    busy = cost_table(clocked)
+    assert (busy.others, busy(1, 256)) == (0.4, 3)  # the better one is used meanwhile
+    clocked._noise_of = lambda _: 1.0
+    assert cost_table(clocked)(1, 256) == 1
+    clocked.others = [0.5]
+    assert cost_table(clocked)(1, 256) == 1  # read
+
+
+def test_a_table_whose_first_measurement_met_a_load_is_kept_if_the_second_did_not(clocked: Clocked) -> None:
+    clocked.others = [0.5]
+    assert cost_table(clocked).quiet
+    passes = clocked.passes
+    cost_table(clocked)
+    assert clocked.passes == passes
+
+
+def test_a_steady_load_confirms_no_table(clocked: Clocked) -> None:
+    before = cost_table(clocked)
+    clocked.others, clocked._noise_of = [0.5] * 3, lambda _: 2.0
+    table, confirmed = confirmed_cost_table(clocked, before)
+    assert not confirmed
+    assert not table.quiet
+    assert cost_table(clocked) == before
+
+
+def test_a_provisional_table_is_renewed_once_the_machine_is_quiet(clocked: Clocked) -> None:
+    clocked.others, clocked._noise_of = [0.5, 0.5, 0.5], lambda _: 3.0
+    cost_table(clocked)
+    assert renewed_cost_table(clocked) is None
+    clocked._noise_of = lambda _: 1.0
+    renewed = renewed_cost_table(clocked)
+    assert renewed is not None
+    assert renewed(1, 256) == 1
+    passes = clocked.passes
+    assert cost_table(clocked) == renewed
+    assert clocked.passes == passes  # stored
 
 
 def rounds(target_us: int, count: int, rows: int = 1, batch: int = 1) -> list[Round]:

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from paceline.advise.replay import Decoding, PassCost, Simulation
+from paceline.advise.pass_times import (
+    MIN_PASSES,
+    PassCost,
+    PassTimes,
+    corrected,
+    decoding_passes,
+)
+from paceline.advise.replay import Decoding, Simulation
 from paceline.advise.speedup import MAX_LENGTH, Costs, best_length
 from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
     host_ms,
-    plain_rounds,
     prefill_ms,
     prompt_row_ms,
     target_outputs,
@@ -40,7 +46,6 @@ FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
 CURVE_OUTPUTS: Final = 32  # replayed for each point of it
 LOADS: Final = (1, 4, 16)
 PLAIN: Final = SpecConfig((), max_draft=0)
-MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
 MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
 NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
 SHORT: Final = 16  # tokens of a median answer that counts as short
@@ -48,7 +53,6 @@ UNPREDICTABLE: Final = 1.15  # tokens per pass below which a text is called so
 CONFIDENCE: Final = 0.9  # of intervals
 MIN_CONVERSATIONS: Final = 5  # fewer make no interval
 MAX_WIDTH: Final = 0.1  # of the interval of a speed-up, as a share of it, where it holds MIN_GAIN
-_TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 MAX_TOOLS: Final = 16  # in the conditions of a route
 COVERED: Final = 0.9  # of the requests of a route that its conditions may be for, at least
 
@@ -82,7 +86,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A list of drafters at one length, replayed on the traffic of a route."""
+    """A list of drafters at one length, replayed on the traffic of a route at the planned load."""
 
     drafters: tuple[str, ...]
     max_draft: int
@@ -197,7 +201,7 @@ class _RouteAdvisor:
         self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
-        self._host_factor, self._prompt_row_ms, self._cost = 1.0, 0.0, engine.cost
+        self._host_factor, self._planned, self._times = 1.0, 1, PassTimes(engine.cost)
         self._plain: list[Decoding] = []  # of each output, without drafts
 
     def advise(
@@ -216,19 +220,18 @@ class _RouteAdvisor:
             return None
         outputs = self._with_hidden(outputs, report)
         answered = [_records(one.rounds) for one in outputs if one.rounds]
-        timed = [*answered, *map(_records, plain_rounds(self._engine.llm, outputs))]
-        self._cost = corrected(self._engine.cost, timed or [request.rounds for request in requests])
-        self._prompt_row_ms = prompt_row_ms(outputs)
-        self._host_factor = self._slower_host(outputs)
-        self._plain = self._simulate(outputs, PLAIN)
         figures = workload(requests, [one.tokenized for one in outputs])
         if written := [one.recorded for one in outputs if one.rounds]:
             held = sum(one.cached for one in written) / sum(one.seq.prompt_len for one in written)
             figures = replace(figures, prefix_overlap=held)
-        candidates = self._candidates(outputs, report)
+        self._planned = planned = self._config.concurrency or max(1, round(figures.concurrency))
+        self._times = self._pass_times(outputs, [request.rounds for request in requests])
+        self._time_host(outputs)
+        busy = _with_copies(outputs, planned)
+        self._plain = self._simulate(busy, PLAIN, planned)
+        candidates = self._candidates(busy, report)
         best = _best(candidates)
-        planned = self._config.concurrency or max(1, round(figures.concurrency))
-        loads = self._loads(outputs, best, planned)
+        loads = self._loads(outputs, best)
         lengths = self._lengths(outputs, best.drafters)
         plain_ms = fmean(d.ms for d in self._plain)
         replayed = len({one.conversation for one in outputs})
@@ -249,11 +252,22 @@ class _RouteAdvisor:
             replayed=replayed,
             left_out=left_out,
             own_text=not any(one.rounds for one in outputs),
-            measured=measured([request.rounds for request in requests], self._cost),
-            answered=measured(answered, self._cost),
+            measured=measured([request.rounds for request in requests], self._times),
+            answered=measured(answered, self._times),
             match=conditions(requests, others, self._engine.classify),
-            by_batch=length_by_batch(lengths, self._cost, int(figures.prompt_tokens.median)),
+            by_batch=length_by_batch(lengths, self._times, int(figures.prompt_tokens.median)),
         )
+
+    def _pass_times(
+        self, outputs: Sequence[TargetOutput], recorded: Sequence[Sequence[RoundRecord]]
+    ) -> PassTimes:
+        """From answers that were written now, else from the rounds in the traces."""
+        written = [one for one in outputs if one.rounds]
+        if not written:
+            return PassTimes(corrected(self._engine.cost, [decoding_passes(rounds) for rounds in recorded]))
+        timed = [[*decoding_passes(_records(one.rounds)), *one.plain] for one in written]
+        cost = corrected(self._engine.cost, timed)
+        return PassTimes(cost, prompt_row_ms(written, cost))
 
     def _with_hidden(self, outputs: list[TargetOutput], report: Progress) -> list[TargetOutput]:
         taps = sorted({tap for drafter in self._engine.drafters.values() for tap in drafter.taps})
@@ -281,7 +295,7 @@ class _RouteAdvisor:
     def _candidate(
         self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...], length: int
     ) -> Candidate:
-        decodings = self._simulate(outputs, SpecConfig(drafters, length))
+        decodings = self._simulate(outputs, SpecConfig(drafters, length), self._planned)
         reading = prefill_ms(outputs) * len(outputs)
         plain, fast = _ms(self._plain), _ms(decodings)
         sources: dict[str, int] = {}
@@ -303,22 +317,25 @@ class _RouteAdvisor:
             engine.llm.target,
             {**model_free(), **engine.drafters},
             (engine.fixed if fixed else engine.controller)(),
-            self._cost,
+            self._times,
             host_factor=self._host_factor,
-            prompt_row_ms=self._prompt_row_ms,
             concurrency=concurrency,
         )
 
-    def _slower_host(self, outputs: Sequence[TargetOutput]) -> float:
-        """How much longer everything but the target takes between two passes than in a replay of the same.
+    def _time_host(self, outputs: Sequence[TargetOutput]) -> None:
+        """What everything but the target takes between two passes, and not in a replay of the same answers.
 
-        The weights that a pass reads drive everything else out of the processor's caches.
+        The weights that a pass reads drive everything else out of the processor's caches: drafting takes a
+        multiple of its time. What is left of the difference is the same in every pass.
         """
-        self._host_factor, written = 1.0, [one for one in outputs if len(one.rounds) > 1]
-        if sum(len(one.rounds) - 1 for one in written) < MIN_ROUNDS:
-            return 1.0
+        written = [one for one in outputs if len(one.rounds) > 1]
+        if sum(len(one.rounds) - 1 for one in written) < MIN_PASSES:
+            return
         replayed = self._simulate(written, SpecConfig(FREE_LISTS[0], DEFAULT_LENGTH))
-        return max(1.0, host_ms(written) / max(1e-9, median(d.host_ms for d in replayed)))
+        drafting = sum(r.draft_us for one in written for r in one.rounds[1:]) / 1000
+        self._host_factor = max(1.0, drafting / max(1e-9, sum(d.draft_ms for d in replayed)))
+        left = host_ms(written) - self._host_factor * median(d.host_ms for d in replayed)
+        self._times = replace(self._times, beside_ms=max(0.0, left))
 
     def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
         """Tokens per pass and speed-up."""
@@ -329,22 +346,21 @@ class _RouteAdvisor:
         return rate, speedup
 
     def _lengths(self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...]) -> list[LengthPoint]:
-        points = [LengthPoint(0, 1.0, 1.0)]
+        points, some = [LengthPoint(0, 1.0, 1.0)], outputs[:CURVE_OUTPUTS]
+        plain = _ms(self._simulate(some, PLAIN))
         for length in FIXED_LENGTHS:
-            spec = SpecConfig(drafters, length, adaptive=False)
-            done = self._simulate(outputs[:CURVE_OUTPUTS], spec, fixed=True)
-            plain = _ms(self._plain[: len(done)])
+            done = self._simulate(some, SpecConfig(drafters, length, adaptive=False), fixed=True)
             points.append(LengthPoint(length, _rate(done), plain / max(1e-9, _ms(done))))
         return points
 
-    def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
-        """Copies of an output are other tenants': no memory of one serves another."""
-        spec = SpecConfig(best.drafters, best.max_draft)
-        levels = sorted({*LOADS, planned})
+    def _loads(self, outputs: Sequence[TargetOutput], best: Candidate) -> list[LoadPoint]:
         points = []
-        for level in levels:
-            copies = max(1, -(-2 * level // len(outputs)))
-            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs][: 4 * level + 8]
+        for level in sorted({*LOADS, self._planned}):
+            if level == self._planned:
+                points.append(LoadPoint(level, best.speedup.value, best.tokens_per_pass.value))
+                continue
+            some = _with_copies(outputs, level)[: 4 * level + 8]
+            spec = SpecConfig(best.drafters, best.max_draft)
             plain, fast = self._simulate(some, PLAIN, level), self._simulate(some, spec, level)
             points.append(LoadPoint(level, _ms(plain) / max(1e-9, _ms(fast)), _rate(fast)))
         return points
@@ -426,21 +442,22 @@ def _gains(
     reading_ms: float,
     decoding_ms: float,
 ) -> tuple[bool, str]:
-    alone, turns = best.speedup, best.turn_speedup
-    loaded = next((point.speedup for point in loads if point.concurrency == planned), alone.value)
+    speedup, turns = best.speedup.value, best.turn_speedup
+    single = LoadPoint(1, speedup, best.tokens_per_pass.value)
+    alone = next((point for point in loads if point.concurrency == 1), single)
     share = reading_ms / max(1e-9, reading_ms + decoding_ms)
-    if alone.value < MIN_GAIN:
-        if best.tokens_per_pass.value < UNPREDICTABLE:
-            return False, (
-                f"unpredictable text: {best.tokens_per_pass.value:.2f} tokens per pass at best, "
-                "so drafts save less than they cost"
-            )
-        return False, "drafts save as much time as they cost on this machine"
-    if planned > 1 and loaded < MIN_GAIN:
+    if speedup < MIN_GAIN <= alone.speedup:
         return False, (
-            f"saturated by load: {alone.value:.2f} x for one output alone, {loaded:.2f} x "
+            f"saturated by load: {alone.speedup:.2f} x for one output alone, {speedup:.2f} x "
             f"for {planned} at once"
         )
+    if speedup < MIN_GAIN and alone.tokens_per_pass < UNPREDICTABLE:
+        return False, (
+            f"unpredictable text: {alone.tokens_per_pass:.2f} tokens per pass at best, "
+            "so drafts save less than they cost"
+        )
+    if speedup < MIN_GAIN:
+        return False, "drafts save as much time as they cost on this machine"
     if turns < MIN_GAIN and figures.output_tokens.median < SHORT:
         return False, (
             f"short answers: {figures.output_tokens.median:.0f} tokens in the median, whole turns gain "
@@ -452,9 +469,15 @@ def _gains(
             f"{100 * (turns - 1):.1f} %"
         )
     return True, (
-        f"{best.tokens_per_pass.value:.2f} tokens per pass: decoding {alone.value:.2f} x, "
-        f"whole turns {turns:.2f} x"
+        f"{best.tokens_per_pass.value:.2f} tokens per pass: decoding {speedup:.2f} x, "
+        f"whole turns {turns:.2f} x{f', {planned} at once' if planned > 1 else ''}"
     )
+
+
+def _with_copies(outputs: Sequence[TargetOutput], at_once: int) -> list[TargetOutput]:
+    """At least twice as many as run at once. Copies are other tenants': no memory of one serves another."""
+    copies = -(-2 * at_once // len(outputs)) if at_once > 1 else 1
+    return [_of_tenant(one, copy) for copy in range(copies) for one in outputs]
 
 
 def _of_tenant(one: TargetOutput, copy: int) -> TargetOutput:
@@ -462,28 +485,7 @@ def _of_tenant(one: TargetOutput, copy: int) -> TargetOutput:
     return replace(one, recorded=replace(one.recorded, seq=replace(seq, tenant=f"{seq.tenant} {copy}")))
 
 
-def corrected(cost: PassCost, outputs: Sequence[Sequence[RoundRecord]]) -> PassCost:
-    """The cost curve times what passes really took of it: the median for each row count, lines in between.
-
-    The curve has the fastest passes, without the choice of tokens. Only passes of a single output count.
-    More rows take no less time, whatever a noisy moment gave.
-    """
-    ratios: dict[int, list[float]] = {}
-    for rounds in outputs:
-        for r in [r for r in rounds if r.committed][1:]:
-            if r.batch == 1 and r.target_us and r.rows == 1 + r.drafted:
-                ratios.setdefault(r.rows, []).append(r.target_us / 1000 / cost(r.rows, r.start))
-    known = sorted(rows for rows, some in ratios.items() if len(some) >= MIN_ROUNDS)
-    if not known:
-        return cost
-    medians = [median(ratios[rows]) for rows in known]
-    at = _TYPICAL_CONTEXT
-    times = np.maximum.accumulate([cost(n, at) * ratio for n, ratio in zip(known, medians, strict=True)])
-    rising = [float(ms) / cost(n, at) for n, ms in zip(known, times, strict=True)]
-    return lambda rows, context: cost(rows, context) * float(np.interp(rows, known, rising))
-
-
-def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measured | None:
+def measured(outputs: Sequence[Sequence[RoundRecord]], times: PassTimes) -> Measured | None:
     """From the rounds of outputs, from their second token on; None: there are none."""
     tokens = passes = 0
     spent_ms = plain_ms = 0.0
@@ -491,7 +493,7 @@ def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measur
         for r in [r for r in rounds if r.committed][1:]:
             tokens, passes = tokens + r.committed, passes + 1
             spent_ms += (r.draft_us + r.target_us) / 1000 / max(1, r.batch)
-            plain_ms += r.committed * cost(r.batch, r.start) / max(1, r.batch)
+            plain_ms += r.committed * times([(1, r.start)] * r.batch) / max(1, r.batch)
     return Measured(tokens / passes, plain_ms / spent_ms) if passes and spent_ms else None
 
 
@@ -533,14 +535,14 @@ def _cover(offered: Sequence[set[str]]) -> list[str]:
 
 
 def length_by_batch(
-    lengths: Sequence[LengthPoint], cost: PassCost, context: int
+    lengths: Sequence[LengthPoint], times: PassTimes, context: int
 ) -> tuple[tuple[int, int, int], ...]:
     """The best length for each number of sequences in a pass, in ranges, from tokens by length."""
     known = [point.draft_length for point in lengths]
     tokens = [point.tokens_per_pass for point in lengths]
     curve = [float(np.interp(k, known, tokens)) for k in range(MAX_LENGTH + 1)]
     batches = range(1, 65)
-    best = [best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch)) for batch in batches]
+    best = [best_length(curve, _costs(times, batch, context)) for batch in batches]
     falling = np.maximum.accumulate(best[::-1])[::-1].tolist()  # a fuller pass never gets longer drafts
     ranges: list[tuple[int, int, int]] = []
     for batch, length in zip(batches, falling, strict=True):
@@ -549,3 +551,8 @@ def length_by_batch(
         else:
             ranges.append((batch, batch, length))
     return tuple(ranges)
+
+
+def _costs(times: PassTimes, batch: int, context: int) -> Costs:
+    """Of passes in which every sequence has as many rows."""
+    return Costs(lambda rows: times([(rows // batch, context)] * batch), batch=batch)

@@ -6,13 +6,14 @@ runs the engine itself, on a target that knows the outputs and takes its times f
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import thread_time_ns
 from typing import Final
 
 from torch import Tensor, cat, empty
 
+from paceline.advise.pass_times import PassTimes
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.engine import Engine
 from paceline.types import (
@@ -32,7 +33,6 @@ from paceline.types import (
 )
 
 NO_SCORES: Final = Scores(empty(0, 0), ())
-PassCost = Callable[[int, int], float]  # rows and context to the milliseconds of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ class Decoding:
     passes: int
     ms: float  # from the first token to the last
     target_ms: float  # the part of it in passes of the target
+    draft_ms: float  # the part of it in which drafts were made
     by_source: Mapping[str, int]  # accepted tokens
 
     @property
@@ -142,11 +143,11 @@ class ReplayTarget:
 
     bytes_held = 0
 
-    def __init__(self, target: Target, cost: PassCost, clock: ReplayClock, prompt_row_ms: float) -> None:
+    def __init__(self, target: Target, times: PassTimes, clock: ReplayClock) -> None:
         self.vocab_size, self.fingerprint = target.vocab_size, target.fingerprint
         self.max_context, self.capacity = target.max_context, target.capacity
         self.invariant_rows = target.invariant_rows
-        self._cost, self._clock, self._prompt_row_ms = cost, clock, prompt_row_ms
+        self._times, self._clock = times, clock
         self._outputs: dict[str, RecordedOutput] = {}
         self._held: dict[str, int] = {}  # rows in the cache
 
@@ -187,13 +188,11 @@ class ReplayTarget:
         return Scores(NO_SCORES.logits, tuple(starts), tuple(rows), states, tokens)
 
     def _pass_ms(self, feeds: Sequence[Feed]) -> float:
-        """Prompts by their rows, the rest by the curve, which may cross where it is extrapolated."""
-        context = max(self._held[feed.seq_id] for feed in feeds)
-        decoding = [feed for feed in feeds if len(feed.tokens) == 1 or not self._prompt_row_ms]
-        rows = sum(len(feed.tokens) + len(feed.draft) for feed in decoding)
-        read = sum(len(feed.tokens) + len(feed.draft) for feed in feeds) - rows
-        ms = max(self._cost(rows, context), self._cost(len(decoding), context)) if decoding else 0.0
-        return ms + read * self._prompt_row_ms
+        """Prompts have a time of their own, where it is known."""
+        decoding = [feed for feed in feeds if len(feed.tokens) == 1 or not self._times.prompt_row_ms]
+        rows, all_rows = (sum(len(f.tokens) + len(f.draft) for f in some) for some in (decoding, feeds))
+        sequences = [(len(f.tokens) + len(f.draft), self._held[f.seq_id]) for f in decoding]
+        return self._times(sequences, all_rows - rows)
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         self._held[seq_id] = length + len(path)
@@ -223,15 +222,14 @@ class Simulation:
         target: Target,
         drafters: Mapping[str, Drafter],
         controller: Controller,
-        cost: PassCost,
+        times: PassTimes,
         *,
         host_factor: float = 1.0,  # on the time of all that is not the target's
-        prompt_row_ms: float = 0.0,  # of a row of a prompt; 0: as the curve goes on
         concurrency: int = 1,
     ) -> None:
         self._spec, self._concurrency = spec, concurrency
         self._clock = clock = ReplayClock(host_factor)
-        self._target = ReplayTarget(target, cost, clock, prompt_row_ms)
+        self._target = ReplayTarget(target, times, clock)
         config = EngineConfig(max_batch=concurrency)
         self._engine = Engine(
             self._target,
@@ -240,7 +238,7 @@ class Simulation:
             config=config,
             clock=lambda: clock() / 1e9,
             timer=clock,
-            row_cost=lambda context: prompt_row_ms or (cost(16, context) - cost(8, context)) / 8,
+            row_cost=times.row_ms,
         )
 
     def run(self, outputs: Sequence[RecordedOutput]) -> list[Decoding]:
@@ -311,6 +309,7 @@ class _Timed:
             len(decoding),
             (self.ended[-1] - self.ended[0]) / 1e6 if decoding else 0.0,
             sum(r.target_us for r in decoding) / 1000,
+            sum(r.draft_us for r in decoding) / 1000,
             sources,
         )
 

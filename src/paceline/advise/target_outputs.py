@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, cat
 
+from paceline.advise.pass_times import PassCost, TimedPass
 from paceline.advise.replay import RecordedOutput
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
@@ -25,8 +26,7 @@ from paceline.types import Feed, Round, Seq
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-PLAIN_ANSWERS: Final = 4  # that are begun again without drafts
-PLAIN_TOKENS: Final = 24  # of each
+PLAIN_TOKENS: Final = 9  # of an answer that is begun again without drafts
 CHUNK: Final = 256  # tokens of a pass that reads hidden states
 SAMPLING: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logprobs", "choice", "stop"}
 
@@ -42,6 +42,7 @@ class TargetOutput:
     prefill_ms: float | None  # until the first token, with what the prefix cache held
     rounds: tuple[Round, ...] = ()  # of an answer that was written now, the first with its first token
     decode_ms: float = 0.0  # of all rounds but the first
+    plain: tuple[TimedPass, ...] = ()  # of its beginning, written again right after it without drafts
 
     @property
     def conversation(self) -> str:
@@ -156,18 +157,17 @@ def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
     recorded = RecordedOutput(before, tuple(seq.output), cached=seq.cached)
     tokenized = _tokenized(llm, request, recorded)
     prefill_ms, decode_ms = 1000 * (ended[0] - started), 1000 * (ended[-1] - ended[0])
-    return TargetOutput(tokenized, recorded, prefill_ms, tuple(rounds), decode_ms)
+    written = TargetOutput(tokenized, recorded, prefill_ms, tuple(rounds), decode_ms)
+    return replace(written, plain=tuple(_plain_passes(llm, written)))
 
 
-def plain_rounds(llm: "LLM", outputs: Sequence[TargetOutput]) -> list[list[Round]]:
-    """The beginnings of some answers again, without drafts: nothing else times passes of one row."""
-    found = []
-    for one in [one for one in outputs if one.rounds][:PLAIN_ANSWERS]:
-        seq = _copy(one.recorded.seq)
-        params = replace(seq.params, max_tokens=min(PLAIN_TOKENS, seq.params.max_tokens), min_tokens=0)
-        again = replace(seq, id=f"{seq.id} plain", params=params, spec=SpecConfig((), max_draft=0))
-        found.append(_rounds(llm, again)[0])
-    return found
+def _plain_passes(llm: "LLM", one: TargetOutput) -> list[TimedPass]:
+    """The beginning of an answer again, without drafts."""
+    seq = _copy(one.recorded.seq)
+    params = replace(seq.params, max_tokens=min(PLAIN_TOKENS, seq.params.max_tokens), min_tokens=0)
+    again = replace(seq, id=f"{seq.id} plain", params=params, spec=SpecConfig((), max_draft=0))
+    rounds, _ = _rounds(llm, again)
+    return [TimedPass(r.rows, r.start, r.target_us / 1000) for r in rounds[1:]]
 
 
 def _rounds(llm: "LLM", seq: Seq) -> tuple[list[Round], list[float]]:
@@ -204,11 +204,12 @@ def host_ms(outputs: Sequence[TargetOutput]) -> float:
     return median(rests) if rests else 0.0
 
 
-def prompt_row_ms(outputs: Sequence[TargetOutput]) -> float:
-    """Of a row of a prompt, while answers were written now; 0: none were."""
+def prompt_row_ms(outputs: Sequence[TargetOutput], cost: PassCost) -> float:
+    """That a row of a prompt adds to a pass, while answers were written now; 0: none were."""
     read = [one for one in outputs if one.rounds and one.prefill_ms is not None]
     rows = sum(one.recorded.seq.prompt_len - one.recorded.cached for one in read)
-    return sum(one.prefill_ms or 0.0 for one in read) / rows if rows else 0.0
+    ms = sum(max(0.0, (one.prefill_ms or 0.0) - cost(1, 0)) for one in read)
+    return ms / rows if rows else 0.0
 
 
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:

@@ -53,13 +53,13 @@ class CostOptions:
 def _measured(model: str, context: int) -> "Cost":
     from paceline import hub
     from paceline.config import EngineConfig
-    from paceline.target.cost import MAX_SPREAD, cost_table
+    from paceline.target.cost import cost_table
     from paceline.target.load import load_target
 
     table = cost_table(load_target(hub.resolve(model), EngineConfig()))
     if not table:
         raise UsageError(f"no pass of {model} could be measured: its context is too short")
-    if table.spread > MAX_SPREAD:
+    if not table.quiet:
         print(f"{model} was measured while the machine was busy: repeat it when it is not", file=sys.stderr)
     return partial(table, context=context)
 

@@ -1,10 +1,13 @@
 """The cost of a pass by its rows and its context, t_V(n, context): measured once for a model on a machine.
 
 A table that was measured on a busy machine, or that the passes of a process disagree with for long, is
-provisional: it is used, and measured again at the next start.
+provisional: it is used, and measured again at the next start, or by a server once nothing runs. A load that
+comes and goes shows in the spread of the passes. One that lasts makes all of them equally slow, and shows in
+the CPU time that other processes take meanwhile.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from paceline import limits
 from paceline.atomic import locked, read_json, write_json
 from paceline.errors import PacelineError
 from paceline.paths import home
@@ -26,7 +30,10 @@ from paceline.types import Draft, Feed, Finish, Round, Seq
 ROWS: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3  # passes; the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
+RENEWAL_BUDGET: Final = 0.2  # the same where requests may come meanwhile
 MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
+MAX_OTHERS: Final = 0.1  # of the CPUs, taken by other processes: above it the machine is busy
+NO_IDLE: Final = 0.8  # of the CPUs, taken by all: below it others have room beside the passes
 MAX_DIFFERENCE: Final = 1.15  # of two tables that agree: median over their cells
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
 DRIFT_PASSES: Final = 512
@@ -37,6 +44,31 @@ _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
 
 Clock = Callable[[], float]  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """Seconds so far."""
+
+    wall: float
+    own: float  # of this process, all threads
+    all: float | None  # of all processes, on the CPUs of this one; None: not known
+    cpus: int
+
+    @classmethod
+    def now(cls) -> "CpuTime":
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return cls(time.perf_counter(), time.process_time(), limits.busy_seconds(), cpus)
+
+    def others(self, before: "CpuTime") -> float:
+        """Share of the CPUs that other processes have taken since then; 0 where some CPUs were idle."""
+        if self.all is None or before.all is None or self.wall <= before.wall:
+            return 0.0
+        seconds = (self.wall - before.wall) * self.cpus
+        taken = (self.all - before.all) / seconds
+        return max(0.0, taken - (self.own - before.own) / seconds) if taken >= NO_IDLE else 0.0
+
+
 log = logging.getLogger("paceline")
 
 
@@ -46,7 +78,13 @@ class CostTable:
 
     ms: Mapping[int, Mapping[int, float]]
     spread: float = field(default=1.0, compare=False)  # see MAX_SPREAD
+    others: float = field(default=0.0, compare=False)  # see MAX_OTHERS
     _by_rows: dict[int, list[tuple[int, float]]] = field(default_factory=dict, init=False, compare=False)
+
+    @property
+    def quiet(self) -> bool:
+        """False: the machine was busy with other things."""
+        return self.spread <= MAX_SPREAD and self.others <= MAX_OTHERS
 
     def __call__(self, rows: int, context: int) -> float:
         """Milliseconds: linear between what was measured, and beyond it by the last slope."""
@@ -89,16 +127,31 @@ def cost_table(target: ModelTarget) -> CostTable:
             if all(table.ms.values()):
                 return table
     table = measure(target)
-    if table.spread > MAX_SPREAD:
-        log.info("passes of %.1f times one another: their cost is measured again next time", table.spread)
-    _store(target, table, provisional=table.spread > MAX_SPREAD)
+    if not table.quiet:
+        table = min((table, measure(target)), key=lambda one: (one.others, one.spread))
+    if not table.quiet:
+        log.info(
+            "the machine is busy: other processes take %.0f %% of the CPUs, passes are up to %.1f times one "
+            "another; their cost is measured again once it is quiet",
+            *(100 * table.others, table.spread),
+        )
+    _store(target, table, provisional=not table.quiet)
+    return table
+
+
+def renewed_cost_table(target: ModelTarget) -> CostTable | None:
+    """A short measurement in the place of a provisional one; None: the machine is still busy."""
+    table = measure(target, RENEWAL_BUDGET)
+    if not table.quiet:
+        return None
+    _store(target, table)
     return table
 
 
 def confirmed_cost_table(target: ModelTarget, table: CostTable, tries: int = 3) -> tuple[CostTable, bool]:
     """Measures until two tables in a row agree; the second is stored. False: no two did, the machine is busy.
 
-    For figures that are given to people: a table may be old, and a load that lasts shows in no spread.
+    For figures that are given to people: a table may be old.
     """
     for _ in range(tries):
         again = measure(target)
@@ -112,7 +165,7 @@ def confirmed_cost_table(target: ModelTarget, table: CostTable, tries: int = 3) 
 def _agree(table: CostTable, other: CostTable) -> bool:
     pairs = [(ms, other.ms.get(c, {}).get(n, 0.0)) for c, row in table.ms.items() for n, ms in row.items()]
     known = [max(a / b, b / a) for a, b in pairs if a and b]
-    return bool(known) and median(known) <= MAX_DIFFERENCE and other.spread <= MAX_SPREAD
+    return bool(known) and median(known) <= MAX_DIFFERENCE and other.quiet
 
 
 def _store(target: ModelTarget, table: CostTable, provisional: bool = False) -> None:
@@ -165,9 +218,12 @@ class CostMonitor:
     """
 
     def __init__(self, target: ModelTarget, table: CostTable) -> None:
-        self._key, self._table = _key(target), table
+        self._key = _key(target)
+        self.compare_with(table)
+
+    def compare_with(self, table: CostTable) -> None:
+        self._table, self._ratios = table, list[float]()
         self._max_context = MAX_EXTRAPOLATION * max(table.ms) if table else 0
-        self._ratios: list[float] = []
 
     def round(self, r: Round) -> None:
         if r.batch != 1 or not r.tokens or r.rows > max(ROWS) or len(self._ratios) >= DRIFT_PASSES:
@@ -194,13 +250,18 @@ class CostMonitor:
                 tables[self._key][_PROVISIONAL] = True
 
 
-def measure(target: ModelTarget, budget: float = BUDGET, clock: Clock = time.perf_counter) -> CostTable:
+def measure(
+    target: ModelTarget,
+    budget: float = BUDGET,
+    clock: Clock = time.perf_counter,
+    cpu_time: Callable[[], CpuTime] = CpuTime.now,
+) -> CostTable:
     """Cycles through the row counts, so that a slow moment of the machine does not hit one of them alone.
 
     A pass that would start after the budget is not repeated, and a second context not begun. Passes of one
     row run twice in any case, since a busy machine shows in their spread.
     """
-    deadline = clock() + budget
+    deadline, before = clock() + budget, cpu_time()
     timings: dict[int, dict[int, list[float]]] = {}
     for context in target.timed_contexts:
         if context + max(ROWS) >= target.max_context or clock() > deadline:
@@ -211,7 +272,8 @@ def measure(target: ModelTarget, budget: float = BUDGET, clock: Clock = time.per
             break
     fastest = {context: {n: round(min(ms), 3) for n, ms in row.items()} for context, row in timings.items()}
     cells = [sorted(ms) for row in timings.values() for ms in row.values() if len(ms) > 1]
-    return CostTable(_rising(fastest), median([ms[1] / ms[0] for ms in cells]) if cells else 1.0)
+    spread = median([ms[1] / ms[0] for ms in cells]) if cells else 1.0
+    return CostTable(_rising(fastest), spread, cpu_time().others(before))
 
 
 def _rising(table: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
