@@ -7,6 +7,7 @@ synthetic          further requests, written by the target
 answer_plan        which answers are written, and how
 target_answers     writes them, on a CPU through the engine: the whole step from conversations to a dataset
 server_answers     by a vLLM server elsewhere
+vllm_requests      requests to it
 rollout            on a GPU, with continuous batching; greedy or sampled
 rollout_cache      its KV cache and decode step
 dataset            answers in a file, and batches of them

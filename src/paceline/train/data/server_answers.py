@@ -4,21 +4,13 @@ The prompts are paceline's own token ids, so that both sides mean the same text.
 tool call: the server's grammars are its own.
 """
 
-import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from paceline.errors import DataError, SettingError, one_line
 from paceline.text import Tokenizer
 from paceline.train.data.answer_plan import PlannedAnswer
 from paceline.train.data.rollout import Rollout
-
-if TYPE_CHECKING:
-    import aiohttp
-
-CONCURRENCY: Final = 32  # requests at once: the server batches them
-TIMEOUT_S: Final = 600.0
+from paceline.train.data.vllm_requests import completions
 
 
 def server_answers(
@@ -29,47 +21,16 @@ def server_answers(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The answers in order. url: ".../v1", or without."""
-    if not url.startswith(("http://", "https://")):
-        raise SettingError("answers_from", url, "http://host:port, with or without /v1")
-    endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
-    return asyncio.run(_answers(endpoint, tokenizer, planned, rollout, progress))
+
+    def read(index: int, reply: Mapping[str, Any]) -> list[int]:
+        return _token_ids(reply["choices"][0], planned[index], tokenizer)
+
+    bodies = [_body(plan, rollout) for plan in planned]
+    return completions(url, "answers_from", bodies, read, progress)
 
 
-async def _answers(
-    endpoint: str,
-    tokenizer: Tokenizer,
-    planned: Sequence[PlannedAnswer],
-    rollout: Rollout,
-    progress: Callable[[int, int], None] | None,
-) -> list[list[int]]:
-    import aiohttp
-
-    done = 0
-
-    async def answer(plan: PlannedAnswer) -> list[int]:
-        nonlocal done
-        ids = await _answer(session, endpoint, tokenizer, plan, rollout)
-        done += 1
-        if progress is not None:
-            progress(done, len(planned))
-        return ids
-
-    limit = aiohttp.TCPConnector(limit=CONCURRENCY)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=limit, timeout=timeout) as session:
-        return await asyncio.gather(*map(answer, planned))
-
-
-async def _answer(
-    session: "aiohttp.ClientSession",
-    endpoint: str,
-    tokenizer: Tokenizer,
-    plan: PlannedAnswer,
-    rollout: Rollout,
-) -> list[int]:
-    import aiohttp
-
-    body: dict[str, Any] = {
+def _body(plan: PlannedAnswer, rollout: Rollout) -> dict[str, Any]:
+    return {
         "prompt": list(plan.job.prompt),
         "max_tokens": rollout.max_new,
         "temperature": rollout.temperature if plan.job.sampled else 0.0,
@@ -78,15 +39,6 @@ async def _answer(
         "return_token_ids": True,
         "skip_special_tokens": False,
     }
-    try:
-        async with session.post(endpoint, json=body) as response:
-            response.raise_for_status()
-            return _token_ids(json.loads(await response.read())["choices"][0], plan, tokenizer)
-    except (TimeoutError, aiohttp.ClientError, OSError, LookupError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{endpoint} gave no answer to train on: {one_line(error)}; "
-            "expected a vLLM server that runs the target"
-        ) from None
 
 
 def _token_ids(choice: Mapping[str, Any], plan: PlannedAnswer, tokenizer: Tokenizer) -> list[int]:
