@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import DataError, SettingError
+from paceline.errors import DataError, SettingError, UsageError
 from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.served_decoder import ServedDecoder, server_layers
 from paceline.train.trainer import train
@@ -66,6 +66,18 @@ def test_a_head_is_trained_alike(kind: str, tmp_path: Path) -> None:
         train(remote, decoder, batches, config)
     for name, weight in remote.net.state_dict().items():
         torch.testing.assert_close(weight, local.net.state_dict()[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_training_does_not_go_on_with_states_from_elsewhere(tmp_path: Path) -> None:
+    files, out = tmp_path / "files", tmp_path / "out"
+    files.mkdir()
+    config = tiny_config(2, kind="medusa")
+    with serving(vllm(files)) as (url, _):
+        decoder = served(url)
+        train(new_recipe(config, decoder, torch.arange(VOCAB)), decoder, batches, config, out)
+    local = new_recipe(config, tiny_model(), torch.arange(VOCAB))
+    with pytest.raises(UsageError, match="other settings"):
+        train(local, tiny_model(), batches, config, out)
 
 
 @pytest.mark.parametrize(
