@@ -64,6 +64,7 @@ COLUMNS: Final = (
     Column("end to end, x plain", lambda row: _estimate(row, "end_to_end")),
     Column("identical texts", lambda row: _texts(row)),
     Column("because of", lambda row: ", ".join(reason.partition(":")[0] for reason in row["reasons"])),
+    Column("measured", lambda row: f"{row['date']}, {row['commit']}"),
 )
 SPOILED: Final = ("slower", "biased", "schemas", "changed")
 
@@ -118,16 +119,17 @@ def keep(given: argparse.Namespace, report: Mapping[str, Any]) -> None:
     name = f"gate-{given.model}"
     results = [r for r in results_folder.read("gate") if r["machine"]["model"] == given.model]
     kept: list[dict[str, Any]] = results[0]["rows"] if results else []
+    facts = {**machine.facts(), "model": given.model}
     row = {
         "candidate": given.candidate,
         "expected": EXPECTED[given.candidate][0],
+        **{key: facts[key] for key in ("date", "commit")},
         **{key: report[key] for key in ("verdict", "pairs", "reasons")},
         "findings": [f for f in report["findings"] if f["check"] in KEPT and f["segment"] == "all"],
     }
     others = [other for other in kept if other["candidate"] != given.candidate]
     rows = sorted([*others, row], key=lambda one: list(EXPECTED).index(one["candidate"]))
     settings = {key: getattr(given, key) for key in ("traces", "max_tokens", "max_characters")}
-    facts = {**machine.facts(), "model": given.model}
     command = f"python -m bench gate-served --candidate {given.candidate} --pairs FILE --write"
     result = {"machine": facts, "command": command, "settings": settings, "rows": rows}
     results_folder.write(result, name)

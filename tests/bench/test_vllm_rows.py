@@ -34,7 +34,7 @@ def test_rows_add_up_by_kind_and_compare_texts() -> None:
     assert rows["replies", PACELINE]["equal"] == 0
     (line,) = [line for line in ratios(list(rows.values())) if line.startswith("tool calls")]
     times = "4.00 x accepted per pass, 0.67 x accepted per draft, 1.75 x tokens per pass"
-    assert line == f"tool calls, against ngram: {times}"
+    assert line == f"tool calls, {PACELINE} against ngram: {times}"
 
 
 def test_the_page_has_the_figures_that_were_measured() -> None:
@@ -45,6 +45,6 @@ def test_the_page_has_the_figures_that_were_measured() -> None:
             figures = [
                 f"{row[name]:.2f}" for name in ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
             ]
-            cells = " | ".join([*figures, f"{row['equal']} of {row['answers']}"])
+            cells = " | ".join([str(row["drafts"]), *figures, f"{row['equal']} of {row['answers']}"])
             assert cells in page.replace("**", "")
     assert result["machine"]["date"] in page

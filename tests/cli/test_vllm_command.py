@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+import paceline
 from paceline.cli import main
+from paceline.target.weights.reader import open_checkpoint
+from support.models import save_reference
 
 ROUTES = """\
 routes:
@@ -64,8 +67,9 @@ def test_suffix_and_ngram_run_by_the_proposer(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_proposers_settings_are_given_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    command = words(capsys, "--drafters", "ngram", "--default-tenant", "all")
-    expected = {"paceline": {"drafters": ["ngram"], "default_tenant": "all"}}
+    given = ("--drafters", "ngram", "--default-tenant", "all", "--min-first-chance", "0.6")
+    command = words(capsys, *given)
+    expected = {"paceline": {"drafters": ["ngram"], "default_tenant": "all", "min_first_chance": 0.6}}
     assert option(command, "--additional-config") == expected
 
 
@@ -125,3 +129,25 @@ def test_json_has_the_words_and_the_config(capsys: pytest.CaptureFixture[str]) -
     shown = json.loads(run(capsys, "--json")[1])
     assert shown["command"][:2] == ["vllm", "serve"]
     assert shown["speculative_config"]["method"] == "custom_class"
+
+
+def test_hidden_states_are_written_to_a_folder_in_place_of_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_reference("llama", tmp_path)
+    with pytest.raises(SystemExit):
+        main(["vllm", "command", str(tmp_path), "--hidden-states", str(tmp_path / "states")])
+    command = shlex.split(capsys.readouterr().out)
+    config = option(command, "--speculative-config")
+    assert (config["method"], config["num_speculative_tokens"]) == ("extract_hidden_states", 1)
+    layers = config["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert layers[-1] == open_checkpoint(tmp_path).shape.layers
+    connector = option(command, "--kv-transfer-config")
+    assert connector["kv_connector_extra_config"] == {"shared_storage_path": str(tmp_path / "states")}
+    source = Path(paceline.__file__).parents[1] / connector["kv_connector_module_path"].replace(".", "/")
+    assert f"class {connector['kv_connector']}(" in source.with_suffix(".py").read_text()
+
+
+def test_the_layers_of_a_model_that_is_not_here_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--hidden-states", "states")
+    assert (code, "folder/model" in err) == (2, True)

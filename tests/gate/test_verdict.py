@@ -1,18 +1,19 @@
 """Verdicts: promote on proof, roll back on proven harm, else hold with what is missing."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from paceline.gate import verdict as verdict_module
 from paceline.gate.checks import latency
 from paceline.gate.checks.finding import Alpha, Finding
 from paceline.gate.pair import ARMS, Divergence, Feedback, Leg, Pair
 from paceline.gate.policy import Policy
 from paceline.gate.stats.mean import radius, spread
-from paceline.gate.verdict import Verdict, decide
+from paceline.gate.verdict import Verdict, decide, findings_of
 from support.gate_pairs import leg, pairs, scored
 
 POLICY = Policy()
@@ -127,6 +128,39 @@ def test_quantiles_and_variance_allow_milliseconds_too() -> None:
     assert {finding(allowed, check).status for check in checks} == {"pass"}
     assert "pass" not in {finding(by_ratio, check).status for check in checks}
     assert {finding(by_ratio, check).status for check in checks if check != "end_to_end_p99"} == {"fail"}
+
+
+@pytest.mark.parametrize("name", ["ttft", "tpot", "end_to_end"])
+def test_a_tail_that_the_mean_hides_is_found_by_its_quantile(name: str) -> None:
+    """One answer in thirty takes ten times as long; the mean log ratio is within its margin."""
+
+    def change(i: int, pair: Pair) -> Pair:
+        return replace(pair, baseline=leg(1 + 0.01 * (i % 9)), candidate=leg(10.0 if i % 30 == 0 else 1.0))
+
+    policy = Policy(max_ttft_ratio=1.2, max_tpot_ratio=1.2, max_end_to_end_ratio=1.2)
+    verdict = decide(pairs(3000, change=change), policy)
+    assert finding(verdict, name).status == "pass"
+    assert finding(verdict, f"{name}_p50").status == "pass"
+    tail = finding(verdict, f"{name}_p99")
+    assert (tail.status, verdict.decision) == ("fail", "roll back")
+    assert tail.estimate == pytest.approx(9.3, abs=0.1)
+
+
+def test_all_quantiles_together_have_the_error_rate_of_one_check() -> None:
+    made, seen = pairs(10), []
+
+    def check(pairs_: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+        seen.append(alpha.harm)
+        return latency.timeouts(pairs_, policy, alpha)
+
+    names = ("QUANTILES", "TAILS")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(verdict_module, name, (check,) * len(getattr(verdict_module, name)))
+        findings_of(made, POLICY, 1.0)
+    quantiles, tails = seen[:6], seen[6:]
+    assert sum(quantiles) == pytest.approx(tails[0])
+    assert len(set(tails)) == 1
 
 
 def test_too_few_pairs_hold_and_say_how_many_more() -> None:

@@ -1,13 +1,8 @@
 """Answers by a server that takes and returns token ids, as vLLM's does."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, cast
 
 import pytest
@@ -23,6 +18,7 @@ from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Rollout
 from paceline.train.data.server_answers import server_answers
 from support.training import user
+from support.vllm_stand_in import serving
 
 ROLLOUT = Rollout(max_new=8)
 END = 99
@@ -40,39 +36,11 @@ class Letters:
 LETTERS = cast(Tokenizer, Letters())
 
 
-def upper(body: dict[str, Any]) -> dict[str, Any]:
+def upper(body: dict[str, Any], **wrong: Any) -> dict[str, Any]:
     """Answers with the prompt's letters and the end token."""
     ids = [*body["prompt"], END]
-    return {"text": LETTERS.decode(ids), "token_ids": ids, "prompt_token_ids": body["prompt"]}
-
-
-@contextmanager
-def serving(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    bodies: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/completions"
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            bodies.append(body)
-            reply = json.dumps({"choices": [answer(body)]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", bodies
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    choice = {"text": LETTERS.decode(ids), "token_ids": ids, "prompt_token_ids": body["prompt"]}
+    return {"choices": [choice | wrong]}
 
 
 def plans(count: int) -> list[Job]:
@@ -104,12 +72,12 @@ def test_answers_come_in_order_with_the_planned_sampling() -> None:
     ],
 )
 def test_answers_that_cannot_be_the_targets_are_refused(wrong: dict[str, Any], reason: str) -> None:
-    with serving(lambda body: upper(body) | wrong) as (url, _), pytest.raises(DataError, match=reason):
+    with serving(lambda body: upper(body, **wrong)) as (url, _), pytest.raises(DataError, match=reason):
         server_answers(url, LETTERS, plans(1), ROLLOUT)
 
 
 def test_an_answer_may_end_within_a_character() -> None:
-    with serving(lambda body: upper(body) | {"text": "A\ufffd"}) as (url, _):
+    with serving(lambda body: upper(body, text="A\ufffd")) as (url, _):
         assert server_answers(url, LETTERS, plans(1), ROLLOUT) == [[65, 66, END]]
 
 

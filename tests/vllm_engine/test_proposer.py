@@ -171,6 +171,26 @@ def test_a_large_batch_is_not_drafted_for() -> None:
     assert runner.step(a=TEXT[6:8])["a"] == TEXT[8:14]
 
 
+def test_a_draft_that_begins_unsurely_is_not_made() -> None:
+    default, sure = Runner(), Runner(min_first_chance=0.6)
+    for runner in (default, sure):
+        runner.add("a", [*TEXT, 40])
+    assert default.step(a=TEXT[:1]) == {"a": TEXT[1:3]}  # one matching token
+    assert sure.step(a=TEXT[:1]) == {"a": []}
+    assert sure.step(a=TEXT[1:5]) == {"a": TEXT[5:11]}  # five
+
+
+@pytest.mark.parametrize("drafters", [["ngram"], ["suffix"]])
+def test_a_draft_ends_where_it_becomes_unlikely_whoever_made_it(drafters: list[str]) -> None:
+    short, long = Runner(min_chance=0.4, drafters=drafters), Runner(min_chance=0.0, drafters=drafters)
+    for runner in (short, long):
+        runner.add("a", [*TEXT, 40])
+    all_of_it, likely = long.step(a=TEXT[:3])["a"], short.step(a=TEXT[:3])["a"]
+    assert all_of_it == TEXT[3:9]
+    assert 0 < len(likely) < len(all_of_it)
+    assert likely == all_of_it[: len(likely)]
+
+
 def test_unknown_settings_name_the_known_ones() -> None:
     with pytest.raises(UsageError, match="default_tenant"):
         Runner(default_tennant="x")

@@ -112,6 +112,13 @@ class AnswerOptions:
     answers_from: Annotated[
         str, typer.Option(help="A vLLM server's URL that writes the answers, with the same model.")
     ] = ""
+    hidden_states_from: Annotated[
+        str,
+        typer.Option(
+            help="A vLLM server's URL whose hidden states a head learns from, with the same model: "
+            "`paceline vllm command --hidden-states` starts it."
+        ),
+    ] = ""
     max_new: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 384
     max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt, at most.")] = 1536
 
@@ -199,6 +206,7 @@ def _head_job(drafter: DrafterChoice, answers: AnswerOptions, schedule: Schedule
         answers.config(schedule),
         config,
         replace=drafter.replace,
+        hidden_states_from=answers.hidden_states_from,
     )
 
 
@@ -240,6 +248,8 @@ def _train_model(
 
     if drafter.start:
         raise UsageError("kind model starts from --draft: leave --start out")
+    if answers.hidden_states_from:
+        raise UsageError("kind model reads no hidden states: leave --hidden-states-from out")
     config = FinetuneConfig(
         lora=model.lora,
         distill=model.distill,

@@ -41,6 +41,10 @@ class RouteChoice:
     plugin: Annotated[
         bool, typer.Option(help="Run suffix and ngram by paceline's proposer, or by vLLM's own methods.")
     ] = True
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(help="A folder for hidden states to train on (`paceline train`), in place of drafts."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ class PluginOptions:
         str, typer.Option(help="Tenant of requests that name none; without it they share no history.")
     ] = ""
     max_batch: Annotated[int, typer.Option(help="Sequences in a pass, beyond which nothing is drafted.")] = 64
+    min_first_chance: Annotated[
+        float, typer.Option(help="A draft whose first token is less likely than this is not made.")
+    ] = 0.0
 
 
 @vllm_app.command("command")
@@ -81,19 +88,36 @@ def command(
     from paceline.vllm.serve_command import ServeSettings, serve_command
 
     spec = _speculation(choice)
+    folder = choice.hidden_states
     names = tuple(name for name in spec.drafters if name in ("suffix", "ngram"))
-    config = _speculative_config(spec, names if choice.plugin else ())
+    config = _extraction(model) if folder else _speculative_config(spec, names if choice.plugin else ())
     proposer = ProposerSettings(
         drafters=names or ProposerSettings().drafters,
         default_tenant=plugin.default_tenant,
         max_batch=plugin.max_batch,
+        min_first_chance=plugin.min_first_chance,
     )
     served = {name: getattr(options, name) for name in VllmOptions.__slots__}
-    words = serve_command(model, config, ServeSettings(**served, proposer=proposer))
+    settings = ServeSettings(
+        **served, proposer=proposer, hidden_states=str(folder.absolute()) if folder else ""
+    )
+    words = serve_command(model, config, settings)
     if as_json:
         print(json.dumps({"command": words, "speculative_config": config}))
     else:
         print(shlex.join(words))
+
+
+def _extraction(model: str) -> dict[str, Any]:
+    """The layers that a new head reads by default, and the last."""
+    from paceline import hub
+    from paceline.target.weights.reader import open_checkpoint
+    from paceline.train.recipe import TrainConfig
+    from paceline.train.served_decoder import server_layers
+    from paceline.vllm.serve_command import extraction_config
+
+    layers = open_checkpoint(hub.resolve(model)).shape.layers
+    return extraction_config(server_layers(layers, TrainConfig().taps))
 
 
 def _speculative_config(spec: "Speculation", plugin: tuple[str, ...]) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ class Policy(StrictModel):
     max_ttft_increase_ms: Milliseconds = 10.0
     max_tpot_increase_ms: Milliseconds = 0.0
     max_end_to_end_increase_ms: Milliseconds = 10.0  # also of its quantiles and its standard deviation
-    max_quantile_ratio: Ratio = 1.20  # of end-to-end p50 and p99
+    max_quantile_ratio: Ratio = 1.20  # of p50 and p99; where the mean may grow by more, so may these
     max_variance_ratio: Ratio = 2.0  # of end-to-end time
     max_cost_ratio: Ratio = 1.05
     rate_margin: Share = 0.02  # errors, truncations, broken tool calls, ...

@@ -12,6 +12,7 @@ other among the segments. The speed checks and the others have an alpha each.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any, Final, Literal
 
@@ -30,12 +31,12 @@ LATENCY: Final[Mapping[str, Check]] = {
     "end_to_end": latency.end_to_end,
 }
 GAINS: Final[tuple[Check, ...]] = (latency.tpot_gain, latency.end_to_end_gain)
-TAILS: Final[tuple[Check, ...]] = (
-    latency.end_to_end_p50,
-    latency.end_to_end_p99,
-    latency.latency_variance,
-    latency.timeouts,
+QUANTILES: Final[tuple[Check, ...]] = tuple(
+    partial(check, p)
+    for check in (latency.ttft_quantile, latency.tpot_quantile, latency.end_to_end_quantile)
+    for p in (0.50, 0.99)
 )
+TAILS: Final[tuple[Check, ...]] = (latency.latency_variance, latency.timeouts)
 CONTENT: Final[tuple[Check, ...]] = (  # checks that read the answers
     agreement.text_agreement,
     quality.schema_validity,
@@ -159,6 +160,8 @@ def findings_of(pairs: Sequence[Pair], policy: Policy, harm_share: float) -> lis
         check(pairs, policy, Alpha(proof, speed * LATENCY_WEIGHTS[name])) for name, check in LATENCY.items()
     ]
     others = Alpha(proof, _others_harm(policy, harm_share))
+    each = Alpha(proof, others.harm / len(QUANTILES))
+    findings += [check(pairs, policy, each) for check in QUANTILES]
     findings += [check(pairs, policy, others) for check in (*TAILS, *CONTENT, *OTHERS)]
     sampled = Alpha(proof, policy.alpha * DISTRIBUTION_SHARE * harm_share)
     return [*findings, agreement.distribution(pairs, policy, sampled)]
@@ -170,7 +173,7 @@ def _by_windows(finding: Finding, windows: Sequence[UpstreamWindow], policy: Pol
 
 
 def _others_harm(policy: Policy, share: float) -> float:
-    checks = len(TAILS) + len(CONTENT) + len(OTHERS) + 1  # and feedback
+    checks = len(TAILS) + len(CONTENT) + len(OTHERS) + 2  # feedback, and all quantiles together
     return policy.alpha * (1 - DISTRIBUTION_SHARE) * share / checks
 
 

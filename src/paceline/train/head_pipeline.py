@@ -38,6 +38,7 @@ from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
 from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of, with_draft_vocab
+from paceline.train.served_decoder import ServedDecoder
 from paceline.train.train_decoder import TrainDecoder, require_trainable
 from paceline.train.trainer import TrainProgress, train
 
@@ -72,6 +73,7 @@ class TrainJob:
     train: TrainConfig = field(default_factory=TrainConfig)
     measured: int = 96  # held-out answers that the card's figures are from, at most
     replace: bool = False  # use the new drafter even if it measures worse than the one in use
+    hidden_states_from: str = ""  # URL of a vLLM server that computes them; "": computed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def _take(candidate: Path, folder: Path) -> None:
 def _load_target(job: TrainJob, path: Path, answers: Answers) -> tuple[TrainDecoder, Weights]:
     device, dtype = placement(job.answers.engine)
     weights = load(path, dtype)
-    model = TrainDecoder(weights, device, dtype)
+    url = job.hidden_states_from
+    model = ServedDecoder(weights, device, dtype, url) if url else TrainDecoder(weights, device, dtype)
     if answers.target != model.fingerprint:
         raise UsageError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"

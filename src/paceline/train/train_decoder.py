@@ -27,6 +27,8 @@ Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, he
 class TrainDecoder:
     """Weights that already have the device and dtype are shared, not copied."""
 
+    computed_by = ""  # the engine that computes hidden states; "": this one
+
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
         require_trainable(weights.shape)
         self.shape, self.fingerprint = weights.shape, weights.fingerprint

@@ -268,6 +268,8 @@ class _HeadLearner:
         shape: Any = net.shape  # a dataclass
         ids = hashlib.sha256(net.draft_ids.numpy(force=True).tobytes()).hexdigest()
         of = {"target": self._model.fingerprint, "began_from": self._recipe.began_from}
+        if self._model.computed_by:
+            of["hidden_states"] = self._model.computed_by
         return {"shape": {"kind": self._recipe.kind, **asdict(shape)}, "draft_ids": ids, **of}
 
     def loss(

@@ -9,6 +9,8 @@ need a model or a grammar cannot run here.
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from operator import mul
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -19,7 +21,7 @@ from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import PacelineError
-from paceline.types import Ask, Drafter, Seq
+from paceline.types import Ask, Draft, Drafter, Seq
 
 CLASS: Final = "paceline.vllm.proposer.Proposer"  # the `model` of `custom_class`
 KEY: Final = "paceline"  # of the settings in --additional-config
@@ -37,14 +39,15 @@ class ProposerSettings:
     default_tenant: str = ""
     max_batch: int = 64  # sequences in a pass, beyond which nothing is drafted
     max_tokens: int = 1_000_000  # remembered, of all tenants together; the oldest go first
-    min_chance: float = 0.1  # a node less likely than this to be accepted is not drafted
+    min_chance: float = 0.1  # a token less likely than this to be accepted is not drafted
+    min_first_chance: float = 0.0  # a draft whose first token is less likely than this is not made
 
     def __post_init__(self) -> None:
         freeze(self, "drafters")
         expected = f"some of {', '.join(DRAFTERS)}: vLLM gives drafters neither a grammar nor hidden states"
         require(lambda names: names and set(names) <= set(DRAFTERS), "drafters", self.drafters, expected)
         require_min(self, max_batch=1, max_tokens=1)
-        require_between(self, 0, 1, "min_chance")
+        require_between(self, 0, 1, "min_chance", "min_first_chance")
 
     def changed(self) -> dict[str, Any]:
         """The values that are not defaults."""
@@ -114,8 +117,19 @@ class Proposer:
                 asks.append(Ask(seq, max(0, min(self.max_draft, self.max_model_len - length - 1))))
         if 0 < len(asks) <= self.settings.max_batch:
             for row, draft in zip(rows, self._drafter.draft(asks), strict=True):
-                drafts[row] = list(draft.tokens)
+                drafts[row] = self._likely(draft)
         return drafts
+
+    def _likely(self, draft: Draft) -> list[int]:
+        """Its tokens up to the first that is not likely enough, by the drafter's own estimates."""
+        path = list(accumulate(draft.scores, mul))  # P(this token and all before it are accepted)
+        if path and path[0] < self.settings.min_first_chance:
+            return []
+        return [
+            token
+            for token, chance in zip(draft.tokens, path, strict=True)
+            if chance >= self.settings.min_chance
+        ]
 
     def _seq(self, row: int, tokens: NDArray[np.int32]) -> Seq:
         """The sequence of a row, with its new tokens; rows change places as requests come and go."""

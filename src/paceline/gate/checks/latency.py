@@ -122,61 +122,75 @@ def _gain(
     return replace(finding, status="undecided") if finding.status == "fail" else finding
 
 
-def end_to_end_p50(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    return _quantile("end_to_end_p50", 0.50, pairs, policy, alpha)
+def ttft_quantile(p: float, pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    margins = max(policy.max_quantile_ratio, policy.max_ttft_ratio), policy.max_ttft_increase_ms
+    return _quantile("ttft", p, pairs, ttft_times, *margins, alpha)
 
 
-def end_to_end_p99(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    return _quantile("end_to_end_p99", 0.99, pairs, policy, alpha)
+def tpot_quantile(p: float, pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    margins = max(policy.max_quantile_ratio, policy.max_tpot_ratio), policy.max_tpot_increase_ms
+    return _quantile("tpot", p, pairs, tpot_times, *margins, alpha)
 
 
-def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+def end_to_end_quantile(p: float, pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    margins = max(policy.max_quantile_ratio, policy.max_end_to_end_ratio), policy.max_end_to_end_increase_ms
+    return _quantile("end_to_end", p, pairs, comparable_times, *margins, alpha)
+
+
+def _quantile(
+    name: str,
+    p: float,
+    pairs: Sequence[Pair],
+    times: Times,
+    max_ratio: float,
+    max_increase_ms: float,
+    alpha: Alpha,
+) -> Finding:
     """The ratio of two quantiles: bounds by order statistics on either leg. Never required: a tail of 1 %
     needs hundreds of pairs before it has a bound at all."""
-    times = [(b, c) for pair in pairs if pair.ok for b, c in [comparable_seconds(pair)] if b and c]
-    if not times:
+    check = f"{name}_p{round(100 * p)}"
+    used = [seconds for pair in pairs if (seconds := times(pair)) is not None]
+    if not used:
         return skipped(check, "speed", "ratio", "no pair has it")
-    baseline, candidate = np.array(times).T
+    baseline, candidate = np.array(used).T
     wide, narrow = alpha.proof / 2, alpha.harm / 2  # either leg may err
     b_proof, c_proof = quantile_interval(baseline, p, wide), quantile_interval(candidate, p, wide)
     b_harm, c_harm = quantile_interval(baseline, p, narrow), quantile_interval(candidate, p, narrow)
     upper = c_proof.upper / b_proof.lower if b_proof.lower > 0 else float("inf")
     lower = c_harm.lower / b_harm.upper if c_harm.lower > 0 else 0.0
-    estimate = float(np.quantile(candidate, p) / np.quantile(baseline, p))
-    status = status_of(estimate - 1, Interval(lower - 1, upper - 1), policy.max_quantile_ratio - 1)
+    b, c = float(np.quantile(baseline, p)), float(np.quantile(candidate, p))
+    status = status_of(c / b - 1, Interval(lower - 1, upper - 1), max_ratio - 1)
     more = Interval(c_harm.lower - b_harm.upper, c_proof.upper - b_proof.lower)  # of the same bounds
-    increase = float(np.quantile(candidate, p) - np.quantile(baseline, p))
-    if max_ms := policy.max_end_to_end_increase_ms:
-        status = _either(status, status_of(increase, more, max_ms / 1000))
+    if max_increase_ms:
+        status = _either(status, status_of(c - b, more, max_increase_ms / 1000))
     needed = samples_for_upper(p, wide)
-    few = f"; an upper bound needs {needed} pairs" if len(times) < needed else ""
-    quantiles = f"{np.quantile(baseline, p):.3f} s and {np.quantile(candidate, p):.3f} s"
+    few = f"; an upper bound needs {needed} pairs" if len(used) < needed else ""
     return Finding(
         check=check,
         family="speed",
         unit="ratio",
         status=status,
-        estimate=estimate,
+        estimate=c / b,
         interval=Interval(lower, upper),
-        margin=policy.max_quantile_ratio,
-        pairs=len(times),
-        missing_pairs=max(0, needed - len(times)) or None,
+        margin=max_ratio,
+        pairs=len(used),
+        missing_pairs=max(0, needed - len(used)) or None,
         required=False,
-        message=f"p{round(100 * p)} of baseline and candidate: {quantiles}{few}",
+        message=f"p{round(100 * p)} of baseline and candidate: {1000 * b:.3g} and {1000 * c:.3g} ms{few}",
     )
 
 
 def latency_variance(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
     """Variance of end-to-end time. With u = c + b and v = c - b, cov(u, v) = var(c) - var(b)."""
-    used = [(b, c, pair) for pair in pairs if pair.ok for b, c in [comparable_seconds(pair)] if b and c]
+    used = [(both, pair) for pair in pairs if (both := comparable_times(pair)) is not None]
     if len(used) < MIN_SAMPLES:
         return skipped("latency_variance", "speed", "ratio", f"needs {MIN_SAMPLES} pairs")
-    b, c = np.array([(b, c) for b, c, _ in used]).T
+    b, c = np.array([both for both, _ in used]).T
     product = (c + b - (c + b).mean()) * (c - b - (c - b).mean())
     variance = float(b.var())
     if variance == 0:
         return skipped("latency_variance", "speed", "ratio", "the baseline's times do not vary")
-    n, deviation = len(used), spread(product, conversations([pair for _, _, pair in used]))
+    n, deviation = len(used), spread(product, conversations([pair for _, pair in used]))
     difference = float(product.mean())
     bounds = Interval(
         1 + (difference - radius(n, deviation, 2 * alpha.harm)) / variance,
@@ -230,9 +244,12 @@ def tpot_times(pair: Pair) -> BothTimes | None:
 
 
 def end_to_end_times(pair: Pair) -> BothTimes | None:
-    if not pair.ok or not same_cache(pair):
-        return None
-    return _both(*comparable_seconds(pair))
+    return comparable_times(pair) if same_cache(pair) else None
+
+
+def comparable_times(pair: Pair) -> BothTimes | None:
+    """Whatever was cached: users wait as long for either reason."""
+    return _both(*comparable_seconds(pair)) if pair.ok else None
 
 
 def tpot_ratio(pair: Pair) -> float | None:

@@ -4,20 +4,12 @@ The prompts are paceline's own token ids, so that both sides mean the same text.
 tool call: the server's grammars are its own.
 """
 
-import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from paceline.errors import DataError, SettingError, one_line
 from paceline.text import Tokenizer
 from paceline.train.data.rollout import Job, Rollout
-
-if TYPE_CHECKING:
-    import aiohttp
-
-CONCURRENCY: Final = 32  # requests at once: the server batches them
-TIMEOUT_S: Final = 600.0
+from paceline.train.data.vllm_requests import completions
 
 
 def server_answers(
@@ -28,47 +20,16 @@ def server_answers(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The answers in order. url: ".../v1", or without."""
-    if not url.startswith(("http://", "https://")):
-        raise SettingError("answers_from", url, "http://host:port, with or without /v1")
-    endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
-    return asyncio.run(_answers(endpoint, tokenizer, jobs, rollout, progress))
+
+    def read(index: int, reply: Mapping[str, Any]) -> list[int]:
+        return _token_ids(reply["choices"][0], jobs[index], tokenizer)
+
+    bodies = [_body(job, rollout) for job in jobs]
+    return completions(url, "answers_from", bodies, read, progress)
 
 
-async def _answers(
-    endpoint: str,
-    tokenizer: Tokenizer,
-    jobs: Sequence[Job],
-    rollout: Rollout,
-    progress: Callable[[int, int], None] | None,
-) -> list[list[int]]:
-    import aiohttp
-
-    done = 0
-
-    async def answer(job: Job) -> list[int]:
-        nonlocal done
-        ids = await _answer(session, endpoint, tokenizer, job, rollout)
-        done += 1
-        if progress is not None:
-            progress(done, len(jobs))
-        return ids
-
-    limit = aiohttp.TCPConnector(limit=CONCURRENCY)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=limit, timeout=timeout) as session:
-        return await asyncio.gather(*map(answer, jobs))
-
-
-async def _answer(
-    session: "aiohttp.ClientSession",
-    endpoint: str,
-    tokenizer: Tokenizer,
-    job: Job,
-    rollout: Rollout,
-) -> list[int]:
-    import aiohttp
-
-    body: dict[str, Any] = {
+def _body(job: Job, rollout: Rollout) -> dict[str, Any]:
+    return {
         "prompt": list(job.prompt.tokens),
         "max_tokens": rollout.max_new,
         "temperature": rollout.temperature if job.sampled else 0.0,
@@ -77,15 +38,6 @@ async def _answer(
         "return_token_ids": True,
         "skip_special_tokens": False,
     }
-    try:
-        async with session.post(endpoint, json=body) as response:
-            response.raise_for_status()
-            return _token_ids(json.loads(await response.read())["choices"][0], job, tokenizer)
-    except (TimeoutError, aiohttp.ClientError, OSError, LookupError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{endpoint} gave no answer to train on: {one_line(error)}; "
-            "expected a vLLM server that runs the target"
-        ) from None
 
 
 def _token_ids(choice: Mapping[str, Any], job: Job, tokenizer: Tokenizer) -> list[int]:
