@@ -20,6 +20,7 @@ python -m bench schemas              every recorded schema: accepted, followed, 
 python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
 python -m bench browser              the page in Chromium: first paint, frames while an answer streams
 python -m bench prefetch             tool calls of recorded agents, predicted before they are written
+python -m bench prefetch-served      recorded runs with slow tools, with and without prefetching
 python -m bench soak                 a running server under good, bad and broken requests, and pairs
                                      of answers with drafts and without, of every drafter and endpoint
 python -m bench soak --hostile       attacks beside ordinary streams and pairs: gaps, /health, memory
@@ -63,6 +64,7 @@ COMMANDS = {
     "serve": "bench.serve.command",
     "browser": "bench.browser",
     "prefetch": "bench.prefetch",
+    "prefetch-served": "bench.runs.tool_waits",
     "soak": "bench.serve.soak",
     "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",

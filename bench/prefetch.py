@@ -5,7 +5,8 @@ is written, and once the name of a call is. It knows the conversation so far, th
 earlier runs of the same tenant: the same agent, domain and model. Runs of one task, or of one customer,
 are never history for one another, unless --repeats. A prediction is right if the answer has exactly that
 call, by its JSON; every other one is wrong, also where the answer has no call at all. Only tools that
-read may be predicted.
+read may be predicted. "Results kept": a client with `keep_s` runs a call once, however often it is predicted
+until a tool that is not safe runs; it is right if an answer has it by then.
 
 The time saved is computed, not measured: an answer takes a given time, half of it after the name of its
 call, and every tool takes 300 ms. The client starts a predicted call at once, and waits for the rest of
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import machine, pages, results_folder, workload
+from bench import pages, workload
 from bench.table import Column, Table
 from paceline.server.tool_prediction.conversation import Conversation, canonical, read_arguments
 from paceline.server.tool_prediction.predictor import ToolCallPredictor
@@ -87,6 +88,8 @@ class Score:
     early_wrong: int = 0
     named: int = 0  # further ones predicted once the name was written
     named_wrong: int = 0
+    kept: int = 0  # calls whose tool has run for an earlier answer or this one, if results are kept
+    kept_wrong: int = 0
     predict_s: list[float] = field(default_factory=list)
     learn_s: float = 0.0
     bins: list[list[float]] = field(default_factory=lambda: [[0, 0.0, 0] for _ in range(BINS)])
@@ -106,6 +109,8 @@ class Score:
             "both": both / max(1, self.safe),
             "both_of_all": both / max(1, self.calls),
             "both_wrong": wrong / max(1, both),
+            "kept": self.kept / max(1, self.safe),
+            "kept_wrong": self.kept_wrong / max(1, self.kept),
             "ms": 1000 * sum(times) / max(1, len(times)),
             "ms_p99": 1000 * times[int(0.99 * (len(times) - 1))] if times else 0.0,
             "learn_ms": 1000 * self.learn_s / max(1, self.answers),
@@ -126,6 +131,7 @@ class Score:
 
 
 Record = dict[str, Any]
+Key = tuple[str, str]  # a call: its name and the JSON of its arguments
 
 
 def tenant(record: Record) -> str:
@@ -172,6 +178,7 @@ def evaluate(records: Iterable[Record], repeats: bool, min_probability: float) -
         learned = []
         for record in batch:
             score.runs += 1
+            ahead = set[Key]()
             tools = {
                 t["function"]["name"]: t["function"] for t in record["tools"] if reads(t["function"]["name"])
             }
@@ -180,13 +187,15 @@ def evaluate(records: Iterable[Record], repeats: bool, min_probability: float) -
                 begun = time.perf_counter()
                 forecast = predictor.predict(Conversation(messages), tools)
                 score.predict_s.append(time.perf_counter() - begun)
-                _count(score, forecast, calls, min_probability)
+                predicted = _count(score, forecast, calls, min_probability)
+                ahead = _kept(score, ahead | predicted, calls, tools)
                 score.literal += sum(
                     literal(forecast.chat, given, earlier, f"{tenant(record)} {name}")
                     for name, given in calls
                     if name in tools
                 )
                 learned.append((tenant(record), forecast, calls))
+            score.kept_wrong += len(ahead)
         for owner, forecast, calls in learned:
             begun = time.perf_counter()
             predictors[owner].learn(forecast, calls)
@@ -199,7 +208,8 @@ def evaluate(records: Iterable[Record], repeats: bool, min_probability: float) -
 
 def _count(
     score: Score, forecast: Any, calls: list[tuple[str, dict[str, Any]]], min_probability: float
-) -> None:
+) -> set[Key]:
+    """Gives the predicted calls."""
     score.answers += 1
     score.calls += len(calls)
     safe = [(name, canonical(given)) for name, given in calls if name in forecast.tools]
@@ -219,6 +229,21 @@ def _count(
     score.early_wrong += len(early - written)
     score.named += len(named & written)
     score.named_wrong += len(named - written)
+    return early | named
+
+
+def _kept(
+    score: Score, ahead: set[Key], calls: list[tuple[str, dict[str, Any]]], safe: Mapping[str, Any]
+) -> set[Key]:
+    """Counts for a client that keeps results until a tool that is not safe runs; gives those it still has."""
+    for name, given in calls:
+        if name not in safe:
+            score.kept_wrong += len(ahead)
+            ahead = set()
+        elif (key := (name, canonical(given))) in ahead:
+            score.kept += 1
+            ahead = ahead - {key}
+    return ahead
 
 
 def _saved(answer_s: float, row: Any) -> str:
@@ -239,6 +264,7 @@ COLUMNS: Final = (
     Column("wrong for a right one", lambda r: f"{r['early_wrong']:.2f}"),
     Column("with the name written", percent("both")),
     Column("wrong for a right one, both", lambda r: f"{r['both_wrong']:.2f}"),
+    Column("wrong for a right one, results kept", lambda r: f"{r['kept_wrong']:.2f}"),
     Column("of all calls", percent("both_of_all")),
     Column("calibration error", lambda r: f"{r['calibration']:.3f}"),
     Column("ms, mean / p99", lambda r: f"{r['ms']:.1f} / {r['ms_p99']:.1f}"),
@@ -293,9 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for table in tables(rows):
         Console(width=200).print(table.terminal())
     if options.write:
-        result = {"machine": machine.facts(), "command": machine.command("prefetch", given), "rows": rows}
-        results_folder.write(result, RESULT)
-        pages.write()
+        pages.keep(RESULT, "prefetch", given, rows=rows)
 
 
 def _records(path: Path, limit: int | None) -> list[Record]:

@@ -6,7 +6,6 @@ Each repeat begins with a number of its own, so that nothing but the preparation
 
 import argparse
 import random
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import machine, pages, results_folder
+from bench import pages
 from bench.serve import servers
 from bench.serve.http_client import Refused, post, read
 from bench.serve.servers import CHAT
@@ -238,11 +237,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         served.close()
     console.print(Table.of(COLUMNS, rows).terminal())
     if options.write:
-        result = {
-            "machine": {"model": options.model, **machine.facts()},
-            "command": shlex.join(["python", "-m", "bench", "agents", *given]),
-            "repeats": options.repeats,
-            "rows": rows,
-        }
-        results_folder.write(result, f"agents-{options.model}")
-        pages.write()
+        name = f"agents-{options.model}"
+        pages.keep(name, "agents", given, options.model, repeats=options.repeats, rows=rows)

@@ -10,7 +10,6 @@ token does not.
 
 import argparse
 import os
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import machine, pages, results_folder
+from bench import pages
 from bench.runs.arms import WARM_UP
 from bench.runs.effects import question, tools
 from bench.serve import servers
@@ -192,11 +191,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = restarts.rows()
     console.print(Table.of(COLUMNS, rows, "the first token of a prompt").terminal())
     if options.write:
-        result = {
-            "machine": {"model": options.model, **machine.facts()},
-            "command": shlex.join(["python", "-m", "bench", "restarts", *given]),
-            "rounds": options.rounds,
-            "rows": rows,
-        }
-        results_folder.write(result, f"restarts-{options.model}{'-reboot' if options.reboot else ''}")
-        pages.write()
+        name = f"restarts-{options.model}{'-reboot' if options.reboot else ''}"
+        pages.keep(name, "restarts", given, options.model, rounds=options.rounds, rows=rows)

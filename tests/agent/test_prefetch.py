@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,38 @@ def test_results_of_an_earlier_answer_are_dropped_when_the_next_begins(
     list(prefetch.watch([{"choices": []}]))
     assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 7"
     assert (prefetch.stats.used, prefetch.stats.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize(("later_s", "found"), [(4.0, "tea: 3"), (5.0, "tea: 7")])
+def test_a_result_may_wait_for_a_later_answer_as_long_as_it_is_told(
+    shop: Shop, later_s: float, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("paceline.agent.prefetch.monotonic", lambda: now[0])
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
+        list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+        wait(future for _, future in prefetch._ahead.values())
+        shop.stock = 7  # somebody else
+        now[0] += later_s
+        list(prefetch.watch([chunk()]))
+        assert prefetch.run("get_stock", '{"item": "tea"}') == found
+        assert (prefetch.stats.used, prefetch.stats.dropped) == ((1, 0) if later_s < 5 else (0, 1))
+
+
+def test_a_result_that_waits_does_not_outlast_an_effect(shop: Shop) -> None:
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=1e6) as prefetch:
+        list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+        prefetch.run("take", '{"item": "tea"}')
+        list(prefetch.watch([chunk()]))
+        assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 2"
+
+
+def test_a_call_that_waits_is_not_begun_again(shop: Shop) -> None:
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=1e6) as prefetch:
+        for _ in range(3):
+            list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+        assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 3"
+        assert shop.ran == ["get_stock tea"]
 
 
 def test_an_error_ahead_of_time_shows_only_where_the_call_is_made(shop: Shop, prefetch: Prefetch) -> None:

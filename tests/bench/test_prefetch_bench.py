@@ -65,6 +65,15 @@ def test_only_tools_that_read_count_as_safe() -> None:
     assert score.safe == 0 < score.calls
 
 
+def test_a_kept_result_is_right_if_any_answer_before_an_effect_has_its_call() -> None:
+    safe, score = {"get": {}}, Score()
+    left = prefetch._kept(score, {("get", '{"n":1}'), ("get", '{"n":2}')}, [], safe)
+    left = prefetch._kept(score, left, [("get", {"n": 2})], safe)
+    assert (score.kept, score.kept_wrong, left) == (1, 0, {("get", '{"n":1}')})
+    assert not prefetch._kept(score, left, [("put", {}), ("get", {"n": 1})], safe)
+    assert (score.kept, score.kept_wrong) == (1, 1)
+
+
 def test_time_saved_is_the_shorter_of_tool_and_answer() -> None:
     score = Score(calls=10, safe=10, early=4, named=2)
     assert score.saved(0.1) == pytest.approx((4 * 0.1 + 2 * 0.05) / (10 * 0.4))

@@ -6,7 +6,8 @@ without:
 
 - only tools that have no effects run ahead of time;
 - a result is used once, by the very call that was predicted: same name, same arguments as JSON;
-- results that were not used are dropped when the next answer begins, and when a tool that is not safe runs.
+- results that were not used are dropped when the next answer begins, or `keep_s` after their call began, and
+  in any case when a tool that is not safe runs.
 
 An error of a tool that ran ahead of time is nobody's: the call runs again when it is needed.
 """
@@ -16,11 +17,12 @@ import contextvars
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,6 +30,8 @@ from paceline.errors import SettingError
 
 Tool = Callable[..., Any]  # called with the arguments by name
 Arguments = str | Mapping[str, Any]  # a JSON object, as text or as read
+
+_Key = tuple[str, str]  # a call: its name and its arguments' JSON
 
 MAX_RUNNING: Final = 4
 FIELD: Final = "predicted_tool_calls"
@@ -39,7 +43,7 @@ class PrefetchStats:
 
     started: int = 0
     used: int = 0  # each is a call that did not have to be waited for, or not as long
-    dropped: int = 0  # no answer had them
+    dropped: int = 0  # no answer had them in time
     failed: int = 0  # needed, and run again because of an error
     skipped: int = 0  # not started: too many were running
 
@@ -60,7 +64,7 @@ def read_only_tools(tools: Iterable[Any]) -> list[str]:
 class _Call:
     name: str
     arguments: dict[str, Any]
-    key: tuple[str, str]  # equal for calls whose arguments are equal as JSON; 1 and 1.0 differ
+    key: _Key  # equal for calls whose arguments are equal as JSON; 1 and 1.0 differ
 
     @staticmethod
     def of(name: str, arguments: Arguments) -> "_Call":
@@ -79,8 +83,12 @@ class _Plan(ABC):
         safe: Collection[str],
         max_running: int = MAX_RUNNING,
         min_probability: float | None = None,
+        keep_s: float = 0.0,
     ) -> None:
-        """safe: tools without effects, see `read_only_tools`. min_probability: None: the server's default."""
+        """safe: tools without effects, see `read_only_tools`. min_probability: None: the server's default.
+
+        keep_s: seconds for which a result may wait for a later answer's call. 0: it is for one answer.
+        """
         unknown = sorted(set(safe) - set(tools))
         if unknown:
             raise SettingError(
@@ -88,10 +96,13 @@ class _Plan(ABC):
             )
         if max_running < 1:
             raise SettingError("max_running", max_running, "1 or more")
+        if not keep_s >= 0:
+            raise SettingError("keep_s", keep_s, "0 or more seconds")
         self._tools = dict(tools)
         self._safe = frozenset(safe)
         self._max_running = max_running
         self._min_probability = min_probability
+        self._keep_s = keep_s
         self.stats = PrefetchStats()
         self._prepare()
 
@@ -106,6 +117,11 @@ class _Plan(ABC):
         if self._min_probability is not None:
             wish["min_probability"] = self._min_probability
         return {"predict_tool_calls": wish}
+
+    def _old(self, ahead: Mapping[_Key, tuple[float, Any]]) -> list[_Key]:
+        """The calls whose results no later answer may use."""
+        now = monotonic()
+        return [key for key, (begun, _) in ahead.items() if now - begun >= self._keep_s]
 
     def _wanted(self, predicted: Iterable[Any]) -> Iterator["_Call"]:
         """Predicted calls that may run."""
@@ -132,7 +148,7 @@ class Prefetch(_Plan):
     def _prepare(self) -> None:
         self._pool = ThreadPoolExecutor(self._max_running, "prefetch")
         self._lock = Lock()
-        self._ahead: dict[tuple[str, str], Future[Any]] = {}
+        self._ahead: dict[_Key, tuple[float, Future[Any]]] = {}  # with when it began
         self._busy = 0  # threads, also with calls that were dropped
 
     def __enter__(self) -> Self:
@@ -150,7 +166,7 @@ class Prefetch(_Plan):
 
     def watch(self, stream: Iterable[Any]) -> Iterator[Any]:
         """The chunks or events of one answer as they come: dicts, or objects of the openai package."""
-        self.drop()
+        self._drop(self._old(self._ahead))
         for chunk in stream:
             if predicted := _predicted(chunk):
                 self.start(predicted)
@@ -168,7 +184,7 @@ class Prefetch(_Plan):
                 self._busy += 1
                 self.stats.started += 1
                 run = partial(contextvars.copy_context().run, self._tools[call.name], **call.arguments)
-                self._ahead[call.key] = self._pool.submit(self._in_thread, run)
+                self._ahead[call.key] = monotonic(), self._pool.submit(self._in_thread, run)
 
     def _in_thread(self, run: Callable[[], Any]) -> Any:
         try:
@@ -183,7 +199,7 @@ class Prefetch(_Plan):
         if name not in self._safe:
             self.drop()
         with self._lock:
-            future = self._ahead.pop(call.key, None)
+            _, future = self._ahead.pop(call.key, (0.0, None))
         if future is not None:
             try:
                 result = future.result()
@@ -196,9 +212,11 @@ class Prefetch(_Plan):
 
     def drop(self) -> None:
         """Forgets all results that were not used."""
+        self._drop(list(self._ahead))
+
+    def _drop(self, keys: Sequence[_Key]) -> None:
         with self._lock:
-            self.stats.dropped += len(self._ahead)
-            self._ahead.clear()
+            self.stats.dropped += sum(self._ahead.pop(key, None) is not None for key in keys)
 
 
 class AsyncPrefetch(_Plan):
@@ -208,7 +226,7 @@ class AsyncPrefetch(_Plan):
     """
 
     def _prepare(self) -> None:
-        self._ahead: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        self._ahead: dict[_Key, tuple[float, asyncio.Task[Any]]] = {}  # with when it began
         self._running: set[asyncio.Task[Any]] = set()  # also those that were dropped
 
     async def __aenter__(self) -> Self:
@@ -223,7 +241,7 @@ class AsyncPrefetch(_Plan):
         self.drop()
 
     async def watch(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        self.drop()
+        self._drop(self._old(self._ahead))
         async for chunk in stream:
             if predicted := _predicted(chunk):
                 self.start(predicted)
@@ -238,7 +256,7 @@ class AsyncPrefetch(_Plan):
                 continue
             self.stats.started += 1
             task = asyncio.ensure_future(_awaited(self._tools[call.name], call.arguments))
-            self._ahead[call.key] = task
+            self._ahead[call.key] = monotonic(), task
             self._running.add(task)
             task.add_done_callback(self._ended)
 
@@ -251,7 +269,7 @@ class AsyncPrefetch(_Plan):
         tool, call = self._tools[name], _Call.of(name, arguments)
         if name not in self._safe:
             self.drop()
-        task = self._ahead.pop(call.key, None)
+        _, task = self._ahead.pop(call.key, (0.0, None))
         if task is not None:
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None:
@@ -262,10 +280,13 @@ class AsyncPrefetch(_Plan):
 
     def drop(self) -> None:
         """Forgets all results that were not used, and cancels calls that still run."""
-        self.stats.dropped += len(self._ahead)
-        for task in self._ahead.values():
+        self._drop(list(self._ahead))
+
+    def _drop(self, keys: Sequence[_Key]) -> None:
+        self.stats.dropped += len(keys)
+        for key in keys:
+            _, task = self._ahead.pop(key)
             task.cancel()
-        self._ahead.clear()
 
 
 async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:

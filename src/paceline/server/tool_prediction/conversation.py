@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paceline.text import content_text
 
 Scalar = str | int | float | bool | None
+ObjectId = tuple[int, int]  # of a JSON object in a result: calls since then, its number there
 
 MAX_MESSAGES: Final = 80  # the last ones are read, and the system's
 MAX_RESULTS: Final = 4  # of one tool, the newest
@@ -43,6 +44,7 @@ _DATE: Final = re.compile(
 _YEAR: Final = re.compile(r"\b(\d{4})-\d{2}-\d{2}\b")
 _THOUSANDS: Final = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
 _EMAIL: Final = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]*\w")
+_CODE: Final = re.compile(r"[A-Z0-9]{4,}")  # whose letters and digits come in any order
 _RUNS: Final = re.compile(r"[A-Z]+|[a-z]+|[0-9]+")
 _ERROR: Final = re.compile(r"\s*(?:error|\{\s*\"error\")", re.IGNORECASE)
 
@@ -65,6 +67,7 @@ class Source:
     values: dict[str, Any] = field(default_factory=dict)  # by their JSON
     age: int = 0  # calls since it was written
     near: dict[str, frozenset[str]] = field(default_factory=dict)  # words beside a value, by its JSON
+    objects: dict[str, set[ObjectId]] = field(default_factory=dict)  # that hold a value, by its JSON
 
 
 class Conversation:
@@ -165,27 +168,38 @@ class Conversation:
     def sources(self) -> dict[str, Source]:
         sources: dict[str, Source] = {}
 
-        def add(name: str, value: Any, age: int, near: frozenset[str] = frozenset()) -> None:
+        def add(name: str, value: Any, age: int) -> tuple[Source, str]:
             source, text = sources.setdefault(name, Source(age=age)), canonical(value)
             source.values.setdefault(text, value)
-            if near:
-                source.near.setdefault(text, near)
+            return source, text
 
         read: dict[str, int] = {}
         for age, call in enumerate(reversed(self.calls)):
             read[call.name] = read.get(call.name, 0) + 1
             if read[call.name] > MAX_RESULTS:
                 continue
-            for path, value, _ in leaves(call.arguments):
-                add(f"a:{call.name}:{path}", value, age)
-            for path, value, near in _result_values(call.result or ""):
-                add(f"r:{call.name}:{path}", value, age, near)
+            for leaf in leaves(call.arguments):
+                add(f"a:{call.name}:{leaf.path}", leaf.value, age)
+            for leaf in _result_values(call.result or ""):
+                source, text = add(f"r:{call.name}:{leaf.path}", leaf.value, age)
+                source.objects.setdefault(text, set()).add((age, leaf.object))
+                if leaf.near:
+                    source.near.setdefault(text, leaf.near)
         for age, text in enumerate(reversed(self.user_texts)):
             for form, value in (*text_values(text), *dates(text, self.year)):
                 add(f"u:{form}" if age == 0 else f"v:{form}", value, age)
         for form, value in text_values(self.system, ids_only=True):
             add(f"s:{form}", value, 0)
         return sources
+
+    @cached_property
+    def objects(self) -> dict[str, frozenset[ObjectId]]:
+        """The objects of results that hold a value, by its JSON."""
+        found: dict[str, set[ObjectId]] = {}
+        for source in self.sources.values():
+            for text, places in source.objects.items():
+                found.setdefault(text, set()).update(places)
+        return {text: frozenset(places) for text, places in found.items()}
 
 
 def canonical(value: Any) -> str:
@@ -210,15 +224,25 @@ def read_arguments(arguments: Any) -> dict[str, Any] | None:
     return dict(arguments) if isinstance(arguments, Mapping) else None
 
 
-def leaves(value: Any) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
-    """The scalars of a JSON value with their general paths and the words beside them, at most MAX_LEAVES."""
-    left = MAX_LEAVES
+class Leaf(NamedTuple):
+    """A scalar of a JSON value."""
 
-    def walk(value: Any, path: str, depth: int, near: str) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
-        nonlocal left
+    path: str  # general
+    value: Scalar
+    near: frozenset[str] = frozenset()  # words beside it
+    object: int = 0  # the number of the object that holds it
+
+
+def leaves(value: Any) -> Iterator[Leaf]:
+    """The scalars of a JSON value, at most MAX_LEAVES."""
+    left, objects = MAX_LEAVES, 0
+
+    def walk(value: Any, path: str, depth: int, near: str, holder: int) -> Iterator[Leaf]:
+        nonlocal left, objects
         if left <= 0 or depth > MAX_DEPTH:
             return
         if isinstance(value, Mapping):
+            holder = objects = objects + 1
             table, beside = _is_table(value), _beside(value)
             for key, part in value.items():
                 if left <= 0:
@@ -226,20 +250,20 @@ def leaves(value: Any) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
                 if any(c.isdigit() for c in key):  # an id, not a name
                     left -= 1
                     inner = _beside(part) if isinstance(part, Mapping) else ""
-                    yield f"{path}.~".removeprefix("."), key, _words(inner or near)
-                    yield from walk(part, f"{path}.*", depth + 1, beside)
+                    yield Leaf(f"{path}.~".removeprefix("."), key, _words(inner or near), holder)
+                    yield from walk(part, f"{path}.*", depth + 1, beside, holder)
                 elif table:
-                    yield from walk(part, f"{path}.*", depth + 1, key)
+                    yield from walk(part, f"{path}.*", depth + 1, key, holder)
                 else:
-                    yield from walk(part, f"{path}.{key}", depth + 1, beside or near)
+                    yield from walk(part, f"{path}.{key}", depth + 1, beside or near, holder)
         elif isinstance(value, list):
             for part in value:
-                yield from walk(part, f"{path}[*]", depth + 1, near)
+                yield from walk(part, f"{path}[*]", depth + 1, near, holder)
         elif not isinstance(value, str) or 0 < len(value) <= MAX_VALUE:
             left -= 1
-            yield path.removeprefix("."), value, _words(near)
+            yield Leaf(path.removeprefix("."), value, _words(near), holder)
 
-    return walk(value, "", 0, "")
+    return walk(value, "", 0, "", 0)
 
 
 def _is_table(value: Mapping[str, Any]) -> bool:
@@ -261,21 +285,21 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word for word in _WORD.findall(text.lower()) if len(word) > 2)
 
 
-def _result_values(text: str) -> Iterator[tuple[str, Scalar, frozenset[str]]]:
+def _result_values(text: str) -> Iterator[Leaf]:
     if len(text) > MAX_RESULT:
         return
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         if 0 < len(text) <= MAX_VALUE:
-            yield "$", text.strip(), frozenset()
+            yield Leaf("$", text.strip())
         for form, found in text_values(text[-MAX_TEXT:], ids_only=True):
-            yield f"~{form}", found, frozenset()
+            yield Leaf(f"~{form}", found)
         return
     if isinstance(value, dict | list):
         yield from leaves(value)
     else:
-        yield "$", value, frozenset()
+        yield Leaf("$", value)
 
 
 def dates(text: str, year: str) -> Iterator[tuple[str, str]]:
@@ -290,6 +314,8 @@ def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
     """Parts of a text that may be arguments, with their forms. ids_only: those with digits or an @."""
     for match in _EMAIL.finditer(text):
         yield "email", match[0]
+        if not ids_only:
+            yield "email name", match[0].partition("@")[0]
     if not ids_only:
         for match in _QUOTED.finditer(text):
             yield "quoted", next(part for part in match.groups() if part is not None)
@@ -311,6 +337,8 @@ def text_values(text: str, ids_only: bool = False) -> Iterator[tuple[str, str]]:
             continue
         if not ids_only or len(token) > 1:
             yield form_of(token), token
+        if not ids_only and _CODE.fullmatch(token):
+            yield f"code {len(token)}", token
 
 
 def form_of(token: str) -> str:

@@ -14,11 +14,13 @@ Everything is bounded: a tenant's predictor takes about a megabyte, a prediction
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
-from paceline.server.tool_prediction.conversation import Conversation, canonical
+from paceline.server.tool_prediction.conversation import Conversation, ObjectId, canonical
 from paceline.server.tool_prediction.logistic_regression import LogisticRegression, crossed, feature, logit
 
 Function = Mapping[str, Any]  # of a tool: name, parameters
@@ -36,7 +38,8 @@ MAX_CANDIDATES: Final = 24  # values of one argument in one request
 MAX_WORDS: Final = 60
 MIN_NAME: Final = 0.02  # less likely tools are not looked at
 _LOWEST: Final = 1e-4  # probability
-_VERSION: Final = 2  # of a state: another one where features, values or sizes change their meaning
+_VERSION: Final = 3  # of a state: another one where features, values or sizes change their meaning
+_NOWHERE: Final[frozenset[ObjectId]] = frozenset()
 _OMITTED: Final = "omitted"  # stands for the JSON of an argument that is left out
 _NAME_BIAS: Final = -2.0  # before anything is learned
 _VALUE_BIAS: Final = -1.0
@@ -78,6 +81,26 @@ class _Value:
     value: Any
     probability: float
     features: list[int]
+    objects: frozenset[ObjectId]  # of results, that hold it
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """One value for each argument of a tool."""
+
+    probability: float  # that of the values, as if they were independent
+    values: tuple[tuple[str, _Value], ...]  # by argument
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value.value for name, value in self.values if value.text != _OMITTED}
+
+    @property
+    def joined(self) -> int:
+        """How many of them one object of a result holds, where it is more than one."""
+        together = Counter(chain.from_iterable(value.objects for _, value in self.values))
+        most = max(together.values(), default=0)
+        return most if most > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +224,8 @@ class ToolCallPredictor:
         """Whole calls of one tool. name: None: it is written already."""
         tool = feature(function["name"])
         p_name = 1.0 if name is None else name.probability
-        for rank, (p_values, arguments) in enumerate(self._combined(function, chat)):
+        for rank, combined in enumerate(self._combined(function, chat)):
+            p_values, arguments = combined.probability, combined.given
             text = canonical(arguments)
             again = (function["name"], text) in chat.made
             likely = feature(f"{name is None} values {round(2 * math.log(max(p_values, _LOWEST)))}")
@@ -212,23 +236,35 @@ class ToolCallPredictor:
             fits = crossed(likely, named)
             known = feature(f"{name is None} known {function['name'] in self._tools} {len(arguments) > 0}")
             features = [bias, place, repeated, likely, named, fits, known, *both]
+            if len(combined.values) > 1:
+                joined = feature(f"{name is None} joined {min(combined.joined, 3)}")
+                features += [joined, crossed(joined, tool), crossed(joined, repeated)]
             offset = logit(min(max(p_name * p_values, _LOWEST), 1 - _LOWEST))
             probability = self._calls.probability(features, offset)
             yield _Candidate(function["name"], text, arguments, probability, features, offset)
 
-    def _combined(self, function: Function, chat: Conversation) -> list[tuple[float, dict[str, Any]]]:
-        """The likeliest combinations of arguments."""
-        found: list[tuple[float, dict[str, Any]]] = [(1.0, {})]
+    def _combined(self, function: Function, chat: Conversation) -> list[_Arguments]:
+        """The likeliest combinations of arguments, and those whose values stand together in a result."""
         parameters = list(_parameters(function))
-        for argument, schema, required in parameters if len(parameters) <= MAX_ARGUMENTS else ():
-            values = self._ranked(function["name"], argument, schema, required, chat)[:MAX_CALLS]
+        if len(parameters) > MAX_ARGUMENTS:
+            return []
+        ranked = {
+            argument: self._ranked(function["name"], argument, schema, required, chat)
+            for argument, schema, required in parameters
+        }
+        found = [_Arguments(1.0, ())]
+        for argument, values in ranked.items():
             longer = [
-                (p * one.probability, given if one.text == _OMITTED else {**given, argument: one.value})
-                for p, given in found
-                for one in values
+                _Arguments(one.probability * value.probability, (*one.values, (argument, value)))
+                for one in found
+                for value in values[:MAX_CALLS]
             ]
-            found = heapq.nlargest(MAX_CALLS, longer, key=lambda each: each[0])
-        return found if len(parameters) <= MAX_ARGUMENTS else []
+            found = heapq.nlargest(MAX_CALLS, longer, key=lambda one: one.probability)
+        if found and len(ranked) > 1:
+            known = {canonical(one.given) for one in found}
+            together = [one for one in _together(ranked) if canonical(one.given) not in known]
+            found += heapq.nlargest(MAX_CALLS, together, key=lambda one: one.probability)
+        return found
 
     def _ranked(
         self, name: str, argument: str, schema: Mapping[str, Any], required: bool, chat: Conversation
@@ -241,7 +277,8 @@ class ToolCallPredictor:
         ranked = []
         for text, (value, signs) in found.items():
             features = [crossed(one, owner) for one in (*map(feature, signs), number) for owner in owners]
-            ranked.append(_Value(text, value, self._values.probability(features, _VALUE_BIAS), features))
+            p, objects = self._values.probability(features, _VALUE_BIAS), chat.objects.get(text, _NOWHERE)
+            ranked.append(_Value(text, value, p, features, objects))
         return sorted(ranked, key=lambda one: -one.probability)
 
 
@@ -268,6 +305,21 @@ class Forecast:
 def _chosen(calls: Iterable[_Candidate], min_probability: float, limit: int) -> tuple[PredictedCall, ...]:
     chosen = [call for call in calls if call.probability >= min_probability][:limit]
     return tuple(PredictedCall(call.name, call.arguments, call.probability) for call in chosen)
+
+
+def _together(ranked: Mapping[str, Sequence[_Value]]) -> Iterator[_Arguments]:
+    """For each object that holds values of two arguments or more: those, and the likeliest of the others."""
+    held: dict[ObjectId, dict[str, _Value]] = {}
+    for argument, values in ranked.items():
+        for value in values:
+            for place in value.objects:
+                held.setdefault(place, {}).setdefault(argument, value)
+    if not all(ranked.values()):
+        return
+    for own in held.values():
+        if len(own) > 1:
+            values = tuple((name, own.get(name, values[0])) for name, values in ranked.items())
+            yield _Arguments(math.prod(value.probability for _, value in values), values)
 
 
 def _context(chat: Conversation) -> list[int]:
