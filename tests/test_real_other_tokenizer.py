@@ -140,6 +140,6 @@ def test_gemma_drafts_for_smollm2(gemma_path: Path, smollm2_path: Path, way: Any
         assert fast.passes < plain.passes
 
 
-def test_an_unknown_way_is_refused_before_anything_is_loaded() -> None:
+def test_an_unknown_way_is_refused_before_anything_is_loaded(smollm2_path: Path) -> None:
     with pytest.raises(UsageError, match="draft_vocab='words'"):
-        LLM("smollm2-135m", draft_vocab="words")  # type: ignore[arg-type]
+        LLM(str(smollm2_path), draft_vocab="words")  # type: ignore[arg-type]

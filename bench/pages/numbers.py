@@ -259,20 +259,20 @@ def _under_load(result: Result) -> Lines:
     advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
     return [
         f"- **{load} answers at once** ({result['machine']['model']}), times the tokens/s of plain decoding "
-        f"with the default list: {', '.join(shown)}. The more rows a pass has, the less a draft "
-        f"brings, and the controller drafts less.{advice}"
+        f"with the default list: {', '.join(shown)}. The fuller a pass, the less is drafted."
+        f"{advice}"
     ]
 
 
 def _many_agents(result: Result) -> Lines:
     agents, model = result["settings"]["agents"], result["machine"]["model"]
-    shown, loses = [], False
+    shown, loses = list[str](), False
     for turn in ("first", "next"):
         rates = throughput(result, turn, agents)
         drafts, plain = rates["paceline default"], rates["paceline plain"]
         word = "fewer" if drafts < plain else "more"
         shown.append(f"{word} tokens/s than plain on {turn} turns, {drafts:.0f} against {plain:.0f}")
-        loses += drafts < plain
+        loses = loses or drafts < plain
     advice = " Compare with `--drafters none` where throughput is what counts." if loses else ""
     return [
         f"- **{agents} agents at once** over HTTP, prompts included ({model}): the default list gives "

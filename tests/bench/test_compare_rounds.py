@@ -40,6 +40,7 @@ def run(plan: Plan, said: list[str] | None = None) -> Outcome:
     return Comparison(plan, (said if said is not None else []).append).run()
 
 
+@pytest.mark.slow
 def test_one_bad_system_costs_only_its_own_rows(tmp_path: Path) -> None:
     good, crashing, unloadable, late = entries("plain", "crash", "no load", "hang later")
     said: list[str] = []

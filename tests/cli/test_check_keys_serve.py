@@ -189,7 +189,7 @@ def test_neither_needs_torch(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, out, err = run(capsys, "serve", "smollm2-135m", "--port", str(port))
+        code, out, err = run(capsys, "serve", "absent", "--port", str(port))
     assert (code, out) == (2, "")
     assert err.startswith(f"paceline: cannot listen on 127.0.0.1:{port} (")
     assert err.count("\n") == 1
@@ -204,7 +204,7 @@ def test_a_wrong_template_or_tool_format_shows_before_the_model_is_looked_for(
     more = () if command[0] == "serve" else ("--model", "absent")
     code, _, err = run(capsys, *command, *more, "--tool-format", "qwen")
     assert code == 2
-    assert "expected one of hermes, llama3, mistral, smollm2" in " ".join(err.split())
+    assert "expected one of harmony, hermes, llama3, mistral, smollm2" in " ".join(err.split())
     code, _, err = run(capsys, *command, *more, "--chat-template", "{% for m in messages %}")
     assert code == 2
     assert "the chat template cannot be read" in " ".join(err.split())

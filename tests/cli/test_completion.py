@@ -40,7 +40,7 @@ CASES = {
     "generate --model smol": {"smollm2-135m"},
     "generate --dtype ": {*DTYPES},
     "generate --accept ": {*ACCEPT_RULES},
-    "generate --tool-format ": {"hermes", "llama3", "mistral", "smollm2"},
+    "generate --tool-format ": {"harmony", "hermes", "llama3", "mistral", "smollm2"},
     "generate --drafters n": {"none", "ngram"},
     "generate --drafters suffix,n": {"suffix,ngram"},
     "generate --drafters suffix,": {f"suffix,{name}" for name in DRAFTERS if name != "none"},

@@ -104,6 +104,7 @@ def test_what_a_hub_says_is_shown_as_it_is(hub: ModelHub, capsys: pytest.Capture
     assert "[/mine]" in out
 
 
+@pytest.mark.slow
 def test_a_split_model_answers_as_the_whole_one(hub: ModelHub, capsys: pytest.CaptureFixture[str]) -> None:
     whole, split = (
         as_json(capsys, "generate", "--model", name, "--prompt", "one two three", "--pull", *SHORT)
@@ -164,6 +165,7 @@ def _read_all(terminal: int) -> bytes:
     return shown
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_asks_first(hub: ModelHub) -> None:
     command = ["generate", "--model", "owner/toy", "--prompt", "one two", *SHORT, "--json"]
     code, _, shown = asked_on_terminal("n\n", *command)
@@ -215,6 +217,7 @@ def test_show_says_if_memory_is_too_short(
     assert as_json(capsys, "show", NAME, "--device", "cpu")["memory"]["fits"] is False
 
 
+@pytest.mark.slow
 def test_rm_removes_the_model_and_what_was_made_of_it(
     hub: ModelHub, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, 
 
 @pytest.mark.parametrize("option", ["--online-training", "--learn"])
 def test_online_training_needs_a_trained_drafter(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    assert "--online-training needs a trained drafter" in fails(capsys, "serve", "smollm2-135m", option)
+    assert "--online-training needs a trained drafter" in fails(capsys, "serve", "absent", option)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_old_names_of_options_work_and_say_what_is_new(
     monkeypatch.setattr("paceline.server.launch.run", lambda settings, extend: seen.append(settings))
     for given in (option, now):
         with pytest.raises(SystemExit):
-            main(["serve", "smollm2-135m", "--trained", "mine", given])
+            main(["serve", "absent", "--trained", "mine", given])
     assert [(s.online_training is not None, s.remember) for s in seen] == [(trains, remembers)] * 2
     assert [record.getMessage() for record in caplog.records] == [
         f"{option} is now called {now}; the old name will be removed"

@@ -15,6 +15,7 @@ from paceline.text import ToolCall, parse_tool_calls, render_calls
 from paceline.text.tool_calls.formats import FORMATS, ToolFormat
 from support import examples
 from support.legal_walks import legal_texts
+from support.tools import IN_TEXT
 
 WEATHER = {
     "type": "function",
@@ -38,7 +39,7 @@ def enforced(made: Constraint | StructuralTag) -> Constraint:
     return inner
 
 
-@pytest.fixture(params=list(FORMATS.values()), ids=list(FORMATS))
+@pytest.fixture(params=list(IN_TEXT.values()), ids=list(IN_TEXT))
 def form(request: pytest.FixtureRequest) -> ToolFormat:
     found: ToolFormat = request.param
     return found
@@ -95,6 +96,12 @@ def test_names_that_need_escaping_are_escaped(form: ToolFormat) -> None:
     assert fits(enforced(tool_calls([odd], "required", form)), render_calls([ToolCall('a"b\\c', {})], form))
 
 
+def test_a_name_that_no_header_can_hold_is_refused() -> None:
+    with pytest.raises(ConstraintError, match="letters, digits"):
+        tool_calls([{"name": "two words", "parameters": {}}], "auto", FORMATS["harmony"])
+    tool_calls([{"name": "one-word_2.x", "parameters": {}}], "auto", FORMATS["harmony"])
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "reason"),
     [
@@ -138,7 +145,7 @@ def test_closed_schemas_list_all_there_is() -> None:
 )
 def test_tools_of_any_names(names: list[str]) -> None:
     tools = [{"name": name, "parameters": {"properties": {name: {"const": name}}}} for name in names]
-    for form in FORMATS.values():
+    for form in IN_TEXT.values():
         made = enforced(tool_calls(tools, "required", form, parallel=False))
         for name in names:
             assert fits(made, render_calls([ToolCall(name, {name: name})], form))

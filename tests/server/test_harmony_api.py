@@ -18,8 +18,10 @@ from support.servers import Running, running
 from support.tiny_gguf import Sizes
 from support.tokenizers import byte_level_facts
 
-SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>")
-SPECIAL += ("<|constrain|>", "<|call|>", "<|return|>")
+SPECIAL = (
+    *("<|startoftext|>", "<|endoftext|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"),
+    *("<|constrain|>", "<|call|>", "<|return|>"),
+)
 # As that of gpt-oss writes messages; its developer message and the tools are left out.
 TEMPLATE = """{%- for message in messages -%}
 {%- if message.role == 'assistant' -%}
@@ -48,6 +50,7 @@ TOOL = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = byte_level_facts("gpt-4o", SPECIAL)
+    facts["eot_token_id"] = facts["tokens"].index("<|end|>")  # as converters have it
     sizes = Sizes(2, 256, 4, 2, 64, 256, len(facts["tokens"]), 2048)
     path = tmp_path_factory.mktemp("harmony") / "toy.gguf"
     return tiny_model(path, kind="Q8_0", sizes=sizes, tied=False, tokenizer=facts, template=TEMPLATE)

@@ -182,10 +182,10 @@ LARGE: list[Any] = [{"role": "user", "content": "x" * INLINE_BYTES}]
 @pytest.mark.parametrize(
     ("function", "path", "body"),
     [
-        ("chat.chat_params", "chat/completions", {"messages": LARGE}),
+        ("serving.chat_params", "chat/completions", {"messages": LARGE}),
         ("completions.completion_params", "completions", {"prompt": LARGE[0]["content"]}),
         ("responses.as_chat", "responses", {"input": LARGE}),
-        ("responses.chat_params", "responses", {"input": LARGE}),
+        ("serving.chat_params", "responses", {"input": LARGE}),
     ],
 )
 def test_a_large_body_is_read_beside_the_event_loop(

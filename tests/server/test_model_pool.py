@@ -283,7 +283,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def commented(server: Running, path: str, model: str) -> Iterator[Iterator[str]]:
     """The lines of a stream after its second comment."""
     body = {"model": model, "stream": True, **STREAMS[path]}
-    with httpx.stream("POST", f"{server.url}{path}", json=body, trust_env=False, timeout=600) as answer:
+    with httpx.stream("POST", f"{server.url}{path}", json=body, trust_env=False, timeout=60) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": keep-alive", ""] * 2

@@ -68,8 +68,8 @@ def test_events_keep_their_content() -> None:
     """A later delta changes no event that was already made."""
     _, events = events_of(ANSWER)
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
-    assert [item["status"] for item in added] == ["in_progress"] * 4
-    assert [item.get("arguments", item.get("content")) for item in added] == [[], "", "", []]
+    assert [item["status"] for item in added] == ["in_progress"] * 5
+    assert [item.get("arguments", item.get("content")) for item in added] == [[], [], "", "", []]
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:

@@ -61,9 +61,9 @@ def test_on_a_gpu_the_plan_is_that_of_the_kernels(tmp_path: Path, monkeypatch: p
     assert plan.engine == "cuda"
     assert plan.weights == pytest.approx(2 * elements, rel=0.1)
     assert plan.other > 0
-    experts = tiny_gguf.write(tmp_path / "experts.gguf", "qwen3moe", kind="Q8_0")
-    slower = plan_load(experts, CPU)
-    assert (slower.engine, slower.reason) == ("torch", "the kernels know no mixtures of experts")
+    for family in ("qwen3moe", "gpt-oss"):
+        slower = plan_load(tiny_gguf.write(tmp_path / f"{family}.gguf", family, kind="Q8_0"), CPU)
+        assert (slower.engine, slower.reason) == ("torch", "the kernels know no mixtures of experts")
     monkeypatch.setenv("PACELINE_GPU", "torch")
     assert plan_load(path, CPU).reason == "PACELINE_GPU=torch"
 

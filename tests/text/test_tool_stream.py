@@ -19,11 +19,11 @@ from paceline.text import (
     render_calls,
 )
 from support import examples
-from support.tools import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
+from support.tools import IN_TEXT, LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 HERMES = FORMATS["hermes"]
 EMPTY_LIST = re.compile(r"\[\s*\]")  # of calls: it is read, and tells nothing
-families = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+families = pytest.mark.parametrize("format", IN_TEXT.values(), ids=IN_TEXT)
 
 
 @settings(max_examples=examples(400))
@@ -193,7 +193,7 @@ def test_control_characters_in_strings_are_escaped() -> None:
 
 
 def test_ids_are_stable_and_differ() -> None:
-    for form in FORMATS.values():
+    for form in IN_TEXT.values():
         ids = [call_id(seed, index, form) for seed in ("a", "b") for index in range(20)]
         assert len(set(ids)) == 40
         assert call_id("a", 0, form) == ids[0]

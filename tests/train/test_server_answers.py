@@ -48,6 +48,7 @@ def plans(count: int) -> list[Job]:
     return plan_answers(prompts, AnswersConfig(greedy=0.5, rollout=ROLLOUT))
 
 
+@pytest.mark.slow
 def test_answers_come_in_order_with_the_planned_sampling() -> None:
     planned = plans(20)
     with serving(upper) as (url, bodies):

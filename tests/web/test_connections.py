@@ -268,6 +268,7 @@ def test_bodies_in_memory_have_a_limit_together() -> None:
 # Times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [GET, GET + b"\r\n" + GET])
 def test_headers_that_never_end_get_a_408(sent: bytes) -> None:
     with serving(header_timeout_s=1.0) as server, server.connect() as connection:
@@ -276,6 +277,7 @@ def test_headers_that_never_end_get_a_408(sent: bytes) -> None:
     assert_refused(said[said.rindex(b"HTTP/1.1 ") :], 408)
 
 
+@pytest.mark.slow
 def test_a_byte_now_and_then_does_not_extend_the_time_for_headers() -> None:
     with serving(header_timeout_s=0.5) as server, server.connect() as connection:
         for byte in GET + b"X: " + b"a" * 1000:

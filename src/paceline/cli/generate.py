@@ -126,7 +126,7 @@ def chat(
         messages.append({"role": "user", "content": line})
         stream = llm.stream(messages, params)
         terminal.write(stream)
-        messages.append({"role": "assistant", "content": stream.result.text})
+        messages.append({"role": "assistant", "content": stream.result.content})
         if sampling.seed is None:
             params = sampling.params()
 

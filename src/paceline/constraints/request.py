@@ -35,6 +35,7 @@ _JSON_HEAD: Final = (  # of a call, up to its arguments
 Answer = Literal["text", "messages", "message"]
 FINAL: Final = "<|channel|>final<|message|>"
 ANALYSIS: Final = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")  # around reasoning
+_IN_HEADER: Final = re.compile(r"[\w.-]+")  # a tool's name there
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -308,6 +309,10 @@ def tool_grammar(
         return StructuralTag(form.trigger, None, anywhere=form.anywhere)
     if not known:
         raise ConstraintError(f"{short(choice)} needs tools: give at least one", "tool_choice")
+    odd = next((name for name in known if form.channels and not _IN_HEADER.fullmatch(name)), None)
+    if odd is not None:
+        expected = "this model calls names of letters, digits, _, - and . only"
+        raise ConstraintError(f"{short(odd)} cannot be called: {expected}", "tools")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
