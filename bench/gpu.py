@@ -316,36 +316,40 @@ def time_passes(
 
 
 def batches(notes: Notes, args: argparse.Namespace) -> None:
-    """Several sequences in one call of the target, one row and eight rows each, at two contexts."""
-    most = 64
+    """Several sequences in one call of the target, one row and eight rows each; deterministic, and not."""
     # 436 is the mean context of the steps that `bench.gpu_vllm` times.
-    spans = {"300": (300, 300), "436": (436, 436), "1,000 to 1,400": (1000, 1400)}
+    spans = {"300": (300, 300, 256), "436": (436, 436, 256), "1,000 to 1,400": (1000, 1400, 64)}
+    tokens = max(most * (last + 64) for _, last, most in spans.values())
     for name in args.shapes:
         shape, kind = SHAPES[name], weight_type(KINDS.get(name, ("bf16",))[0])
-        cache_mb = most * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
-        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=most)
-        target = CudaTarget(weights_of(name, args.model), config, kind=kind)
-        for context, (first, last) in spans.items():
-            with ExitStack() as stack:
-                lengths = {f"s{i}": first + (last - first) * i // (most - 1) for i in range(most)}
-                for seq, length in lengths.items():
-                    stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
-                for count in (1, 8, 32, most):
-                    for rows in (1, 8):
-                        run = a_pass(target, dict(islice(lengths.items(), count)), rows)
-                        run()
-                        ms = timed(run, seconds=0.08)
-                        notes(
-                            "batches",
-                            shape=name,
-                            kind=kind,
-                            context=context,
-                            sequences=count,
-                            rows=rows,
-                            ms=ms,
-                        )
-        del target, run  # which holds it too
-        free()
+        cache_mb = tokens * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
+        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=256, deterministic="on")
+        modes = (config, replace(config, deterministic="off")) if kind == "bf16" else (config,)
+        for mode in modes:
+            target = CudaTarget(weights_of(name, args.model), mode, kind=kind)
+            for context, (first, last, most) in spans.items():
+                with ExitStack() as stack:
+                    lengths = {f"s{i}": first + (last - first) * i // (most - 1) for i in range(most)}
+                    for seq, length in lengths.items():
+                        text = Seq(seq, [1] * (length + 1), length + 1, tenant=seq)
+                        stack.enter_context(target.noise(text))
+                    for count in (count for count in (1, 8, 32, 64, 128, 256) if count <= most):
+                        for rows in (1, 8):
+                            run = a_pass(target, dict(islice(lengths.items(), count)), rows)
+                            run()
+                            ms = timed(run, seconds=0.08)
+                            notes(
+                                "batches",
+                                shape=name,
+                                kind=kind,
+                                deterministic=mode.deterministic,
+                                context=context,
+                                sequences=count,
+                                rows=rows,
+                                ms=ms,
+                            )
+            del target, run  # which holds it too
+            free()
 
 
 def kernels(notes: Notes, args: argparse.Namespace) -> None:
@@ -647,13 +651,14 @@ def rollouts(notes: Notes, args: argparse.Namespace) -> None:
     prompts = [Prompt(tuple(turn), held_out=False) for turn in turns]
     jobs = [Job(prompt, True, 8 * i + n) for i, prompt in enumerate(prompts) for n in range(8)]
     usual = answering_config(args.model, EngineConfig(device="cuda"))
-    for config in (usual, replace(usual, max_batch=16)):
+    for config in (usual, replace(usual, deterministic="on"), replace(usual, max_batch=64)):
         llm = LLM(str(args.model), config=config)
         for repeat in range(2):
             started = time.perf_counter()
             answers = roll_out(llm, jobs, Rollout(max_new=320))
             seconds = time.perf_counter() - started
-            note_rollouts(notes, f"engine, {config.max_batch} at once", repeat, answers, seconds)
+            engine = f"engine, {config.max_batch} at once, deterministic {config.deterministic}"
+            note_rollouts(notes, engine, repeat, answers, seconds)
         del llm
         free()
 
@@ -840,8 +845,8 @@ class HostTimes:
     """Microseconds from a pass's tokens to the next pass's launch, and of the launch itself."""
 
     def __init__(self, target: CudaTarget) -> None:
-        self._runner = target._runner
-        self._chosen, self._replay = self._runner.chosen, self._runner._replay
+        self._runner, self._group = target._runner, target._runner.groups[0]
+        self._chosen, self._replay = self._group.chosen, self._runner._replay
         self._arrived = 0
         self.between: list[float] = []
         self.launch: list[float] = []
@@ -860,11 +865,12 @@ class HostTimes:
                 self.launch.append((time.perf_counter_ns() - started) / 1e3)
             self._arrived = 0
 
-        self._runner.chosen, self._runner._replay = chosen, replay  # type: ignore[method-assign]
+        self._group.chosen = chosen  # type: ignore[method-assign]
+        self._runner._replay = replay  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._runner.chosen, self._runner._replay
+        del self._group.chosen, self._runner._replay
 
 
 def host(notes: Notes, args: argparse.Namespace) -> None:

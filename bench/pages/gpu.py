@@ -46,11 +46,14 @@ def passes(
 def batches(result: Result) -> Lines:
     rows = of_part(result, "batches")
     counts = sorted({row["sequences"] for row in rows})
-    found = {(row["shape"], row["context"], row["rows"], row["sequences"]): row["ms"] for row in rows}
-    kinds = dict.fromkeys((row["shape"], row["context"], row["rows"]) for row in rows)
+    found: dict[tuple[str, str, int], dict[int, str]] = {}
+    for row in rows:
+        mode = ", throughput" if row.get("deterministic") == "off" else ""
+        kind = row["shape"] + mode, row["context"], row["rows"]
+        found.setdefault(kind, {})[row["sequences"]] = number(row["ms"])
     lines = [
-        [shape, context, str(n), *(number(found[shape, context, n, count]) for count in counts)]
-        for shape, context, n in kinds
+        [shape, context, str(n), *(by_count.get(count, "") for count in counts)]
+        for (shape, context, n), by_count in found.items()
     ]
     sequences = (f"{n} sequences" if n > 1 else "1 sequence" for n in counts)
     return Table(["shape", "context", "rows of each", *sequences], lines).markdown()

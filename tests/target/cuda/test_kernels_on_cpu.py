@@ -42,7 +42,7 @@ CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
 
 @cache
 def launcher() -> CpuLauncher:
-    return CpuLauncher(["-DWITH_INT8"])
+    return CpuLauncher(["-DWITH_INT8", "-DWITH_GROUPS"])
 
 
 def make_target(weights: Weights) -> CudaTarget:
@@ -377,7 +377,8 @@ def test_penalties_count_the_tokens_of_the_draft(target: CudaTarget, parents: tu
 def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Runs the kernels that choose over these rows, each of a sequence of its own."""
     runner, count = target._runner, len(logits)
-    runner.buffers.logits[:count, :VOCAB] = logits
+    group = runner.groups[0]
+    group.buffers.logits[:count, :VOCAB] = logits
     none = [-1] * count
     rows = PassRows([0] * count, [0] * count, none, [0] * count, [0] * count, list(range(count)), none)
     rows.sequences = [
@@ -386,23 +387,23 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
     ]
     histories = [runner.histories.row(s.seq_id, s.sampler) for s in rows.sequences if s.sampler]
     runner._number += 1
-    runner._input.fill(rows, [0] * count, histories, runner._number, 32)
-    runner.buffers.input.copy_(runner.buffers.host_input)
+    group.fill(rows, [0] * count, histories, 32, runner._number)
+    group.buffers.input.copy_(group.buffers.host_input)
     kind = ChooseKind(
         32,
         cut=any(sampler.cuts for sampler in samplers),
         history=max(histories) >= 0,
         masked=any(sampler.masks for sampler in samplers),
     )
-    host = runner.buffers.host_masks
+    host = group.masks
     host.clear()
     for i, sampler in enumerate(samplers):
         runner.histories.drop(f"c{i}")
         if sampler.masks is not None and isinstance(mask := sampler.masks()[0], np.ndarray):
             host.set(i, mask)
     runner._graphs.run(kind, lambda kind: PassKernels(runner, kind).launches)
-    runner._taken[0] = runner._number
-    return runner.chosen(count)
+    group.taken[0] = runner._number
+    return group.chosen(count)
 
 
 def strange_logits() -> Tensor:
@@ -602,10 +603,10 @@ def test_a_gpu_without_memory_ends_one_output_and_no_other(monkeypatch: pytest.M
     whole = CudaTarget._rows_of_logits
     emptied = []
 
-    def without_memory(self: CudaTarget, rows: PassRows, lent: bool) -> Tensor:
+    def without_memory(self: CudaTarget, rows: PassRows, group: int, lent: bool) -> Tensor:
         if not rows.all_chosen:
             raise torch.OutOfMemoryError("full")
-        return whole(self, rows, lent)
+        return whole(self, rows, group, lent)
 
     monkeypatch.setattr(CudaTarget, "_rows_of_logits", without_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))

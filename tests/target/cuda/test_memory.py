@@ -1,11 +1,12 @@
 """The GPU memory that is planned is the memory that is taken."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.config import EngineConfig
+from paceline.config import Deterministic, EngineConfig
 from paceline.errors import SettingError, UsageError
 from paceline.target import load
 from paceline.target.cuda import memory
@@ -24,6 +25,19 @@ _MB = 2**20
 
 
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=40)
+
+
+@pytest.mark.parametrize(("max_batch", "deterministic"), [(4, "auto"), (64, "on"), (256, "auto")])
+def test_passes_of_many_rows_are_planned(
+    monkeypatch: pytest.MonkeyPatch, max_batch: int, deterministic: Deterministic
+) -> None:
+    weights = tiny_weights()
+    sizes = {name: tuple(t.shape) for name, t in weights.tensors.items()}
+    config = replace(CONFIG, cache_mb=8, max_batch=max_batch, deterministic=deterministic)
+    planned = plan(planned_weights(weights.shape, sizes), config)
+    few = plan(planned_weights(weights.shape, sizes), replace(config, max_batch=4))
+    assert (planned.buffers > few.buffers) == (max_batch > 4)
+    check_memory(monkeypatch, planned, weights, "bf16", config)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
@@ -49,10 +63,14 @@ def test_a_file_that_stays_as_it_is_holds_what_was_planned(
 
 
 def check_memory(
-    monkeypatch: pytest.MonkeyPatch, planned: MemoryPlan, weights: Weights, kind: WeightType
+    monkeypatch: pytest.MonkeyPatch,
+    planned: MemoryPlan,
+    weights: Weights,
+    kind: WeightType,
+    config: EngineConfig = CONFIG,
 ) -> None:
     monkeypatch.setattr(memory, "_on_device", lambda tensor: True)
-    target = CudaTarget(weights, CONFIG, Unlaunched(), kind)
+    target = CudaTarget(weights, config, Unlaunched(), kind)
     buffers = target._runner.buffers
     for pinned in [name for name in vars(buffers) if name.startswith("host")]:
         delattr(buffers, pinned)

@@ -3,7 +3,8 @@
 import ctypes as c
 from typing import Final
 
-MAX_ROWS: Final = 64
+MAX_ROWS: Final = 64  # of a group of rows; a pass has up to MAX_GROUPS of them
+MAX_GROUPS: Final = 4
 MAX_SEQUENCES: Final = 64
 MAX_DEPTH: Final = 64
 PAGE: Final = 64
@@ -65,6 +66,9 @@ class Linear(c.Structure):
         *((name, _POINTER) for name in ("residual", "next_norm", "next_square_sum", "tap", "out", "out_f32")),
         ("columns", _INT),
         ("out_rows", _POINTER),
+        *((name, _INT) for name in ("row_groups", "square_stride")),
+        ("sums", _POINTER),
+        ("features", _INT),
     )
 
 

@@ -1,16 +1,31 @@
 """From feeds to the rows of passes.
 
-A pass holds at most 64 rows of any sequences; more rows become several passes of the same kernels, which
-changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes
-of side branches to spare slots until they are kept.
+A group holds at most 64 rows of any sequences. A pass has one group or, where many sequences are expected, up
+to four; more rows become several passes. Rows of a chain and of a tree's first path go to the slots of their
+positions, the nodes of side branches to spare slots until they are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from paceline.config import EngineConfig
 from paceline.errors import CacheFull
-from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_GROUPS, MAX_ROWS
 from paceline.types import Draft, Sampler
+
+AUTO_BATCH: Final = 64  # max_batch up to which deterministic=auto means on
+ROWS_PER_SEQUENCE: Final = 4  # that a pass has room for
+
+
+def pass_groups(max_batch: int) -> int:
+    """Groups of rows in a pass, at most."""
+    return min(MAX_GROUPS, -(-ROWS_PER_SEQUENCE * max_batch // MAX_ROWS))
+
+
+def deterministic(config: EngineConfig) -> bool:
+    """Whether a row keeps its bits in passes of several groups, too."""
+    return config.deterministic == "on" or (config.deterministic == "auto" and config.max_batch <= AUTO_BATCH)
 
 
 class SpareSlots:
@@ -98,7 +113,7 @@ def _trunk(draft: Draft) -> int:
 
 @dataclass(slots=True)
 class SequenceRows:
-    """The rows of one sequence in a pass."""
+    """The rows of one sequence in a group."""
 
     seq_id: str
     first_row: int
@@ -113,7 +128,7 @@ class SequenceRows:
 
 @dataclass(slots=True)
 class PassRows:
-    """One pass."""
+    """One group of rows of a pass."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -233,7 +248,7 @@ def chain_pass(feed: FeedRows, max_parts: int) -> PassRows | None:
 
 
 def passes(feeds: Sequence[FeedRows], max_parts: int) -> Iterator[PassRows]:
-    """Fills pass after pass. A feed that is cut goes on in the next one and finds its rows in the cache."""
+    """Fills group after group. A feed that is cut goes on in the next one and finds its rows in the cache."""
     if len(feeds) == 1 and (alone := chain_pass(feeds[0], max_parts)) is not None:
         yield alone
         return

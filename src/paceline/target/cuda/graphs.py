@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Hashable, Sequence, Set
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -35,7 +36,7 @@ from paceline.target.cuda.arguments import (
     THREADS,
     WARPS,
 )
-from paceline.target.cuda.batch import PassRows, SequenceRows
+from paceline.target.cuda.batch import PassRows, SequenceRows, pass_groups
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.packing import FORMATS, UNIT_INPUTS, PackedFormat
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
@@ -113,8 +114,10 @@ Products = Set[tuple[str, str]]  # names of kernels and types of weights
 DENSE: Final[Products] = frozenset((name, "bf16") for name in ("qkv", "gated", "residual", "store"))
 
 
-def defines(shape: ModelConfig, multiprocessors: int, products: Products = DENSE) -> list[str]:
-    """What the kernels are built with for a model."""
+def defines(
+    shape: ModelConfig, multiprocessors: int, products: Products = DENSE, groups: int = 1
+) -> list[str]:
+    """What the kernels are built with for a model. groups: of rows in a pass, at most."""
     few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
     values: dict[str, object] = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
     values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_KB_32": some[1], "RESIDUAL_TILES_64": many[0]}
@@ -128,6 +131,7 @@ def defines(shape: ModelConfig, multiprocessors: int, products: Products = DENSE
     return [
         *(f"-D{name}={value}" for name, value in values.items()),
         *(["-DWITH_INT8"] if "int8" in types else []),
+        *(["-DWITH_GROUPS"] if groups > 1 else []),
         *([] if "bf16" in types else ["-DWITHOUT_BF16"]),
     ]
 
@@ -217,12 +221,17 @@ class Histories:
         held.tokens = len(text)
 
 
+def mask_words(vocab: int) -> int:
+    """Of a row, a multiple of 4."""
+    return -(-vocab // 128) * 4
+
+
 class HostMasks:
     """Masks of the rows of a pass in pinned memory, where the device fetches them."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self._words = -(-vocab // 32)
-        self.stride = -(-vocab // 128) * 4  # words of a row
+        self.stride = mask_words(vocab)
         pinned, flags = device.type == "cuda", 4 * MAX_ROWS
         self.memory = torch.zeros(flags + MAX_ROWS * self.stride, dtype=torch.int32, pin_memory=pinned)
         words = self.memory.numpy().view(np.uint32)
@@ -237,54 +246,82 @@ class HostMasks:
 
 
 class Buffers:
-    """Every buffer that a pass touches besides weights and cache."""
+    """Every buffer that a pass touches besides weights and cache. Those in BY_GROUP: [groups, ...]."""
 
-    def __init__(self, weights: CudaWeights, max_context: int, device: torch.device) -> None:
+    BY_GROUP: Final = (
+        *("residual", "x_attn", "x_ffn", "queries", "attended", "gated", "square_sums", "qkv", "logits"),
+        *("processed", "arrived", "top", "score", "token", "cut_counts", "cut_weights", "cut_candidates"),
+        *("cut_found", "input", "host_input", "host_taken", "host_chosen", "masks", "masked"),
+    )
+
+    def __init__(
+        self,
+        weights: CudaWeights,
+        max_context: int,
+        device: torch.device,
+        groups: int = 1,
+        throughput: bool = False,
+    ) -> None:
         shape = weights.shape
+        self.groups = groups
 
         def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
         attended = shape.heads * shape.head_dim
-        self.residual = new(MAX_ROWS, shape.width)
-        self.x_attn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
-        self.x_ffn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
-        self.queries = new(MAX_ROWS, attended, dtype=torch.bfloat16)
-        self.attended = new(MAX_ROWS, attended, dtype=torch.bfloat16)
-        self.gated = new(MAX_ROWS, shape.ff_width, dtype=torch.bfloat16)
-        self.square_sums = new(2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
-        self.logits = new(MAX_ROWS, weights.padded_vocab)
-        self.processed = new(MAX_ROWS, weights.padded_vocab)  # logits after bias and penalties
+        self.residual = new(groups, MAX_ROWS, shape.width)
+        self.x_attn = new(groups, MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.x_ffn = new(groups, MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.queries = new(groups, MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.attended = new(groups, MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.gated = new(groups, MAX_ROWS, shape.ff_width, dtype=torch.bfloat16)
+        self.square_sums = new(groups, 2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
+        self.logits = new(groups, MAX_ROWS, weights.padded_vocab)
+        self.processed = new(groups, MAX_ROWS, weights.padded_vocab)  # logits after bias and penalties
         first = weights.layers[0]
-        self.qkv = None if first.q_norm is None else new(MAX_ROWS, _features(first.qkv))
+        self.qkv = None if first.q_norm is None else new(groups, MAX_ROWS, _features(first.qkv))
         chunks = -(-max_context // KEY_CHUNK) + 1
         self.max_parts = max(MIN_PARTS, FULL_CONTEXT_ROWS * chunks)
         self.partial = new(shape.heads, self.max_parts, shape.head_dim)
         self.part_weight = new(shape.heads, self.max_parts, 2)
-        self.arrived = new(1, dtype=torch.int32)  # blocks of `choose`
-        self.top = new(MAX_ROWS, SPLITS, dtype=torch.int64)
-        self.score = new(MAX_ROWS, SPLITS, dtype=torch.int64)
-        self.token = new(MAX_ROWS, SPLITS, dtype=torch.int32)
-        self.cut_counts = new(MAX_ROWS, BINS, dtype=torch.int32)
-        self.cut_weights = new(MAX_ROWS, BINS, dtype=torch.int64)
-        self.cut_candidates = new(MAX_ROWS, MAX_CANDIDATES, dtype=torch.int64)
-        self.cut_found = new(MAX_ROWS, dtype=torch.int32)
-        self.input = new(c.sizeof(args.PassInput) // 4, dtype=torch.int32)
+        self.arrived = new(groups, 1, dtype=torch.int32)  # blocks of `choose`
+        self.top = new(groups, MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.score = new(groups, MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.token = new(groups, MAX_ROWS, SPLITS, dtype=torch.int32)
+        self.cut_counts = new(groups, MAX_ROWS, BINS, dtype=torch.int32)
+        self.cut_weights = new(groups, MAX_ROWS, BINS, dtype=torch.int64)
+        self.cut_candidates = new(groups, MAX_ROWS, MAX_CANDIDATES, dtype=torch.int64)
+        self.cut_found = new(groups, MAX_ROWS, dtype=torch.int32)
+        self.input = new(groups, c.sizeof(args.PassInput) // 4, dtype=torch.int32)
         self.cos, self.sin = _rope_tables(shape, max_context, device)
         pinned = device.type == "cuda"
-        self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
-        self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
-        self.host_chosen = torch.zeros(1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
-        self.host_masks = HostMasks(shape.vocab_size, device)
-        self.masks = new(MAX_ROWS, self.host_masks.stride, dtype=torch.int32)
-        self.masked = new(MAX_ROWS, dtype=torch.int32)
+        self.host_input = torch.zeros(
+            groups, c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned
+        )
+        self.host_taken = torch.zeros(groups, 1, dtype=torch.int32, pin_memory=pinned)
+        self.host_chosen = torch.zeros(groups, 1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
+        self.masks = new(groups, MAX_ROWS, mask_words(shape.vocab_size), dtype=torch.int32)
+        self.masked = new(groups, MAX_ROWS, dtype=torch.int32)
+        self.sums: Tensor | None = None  # [rows * features] of torch's products, one after another
+        if throughput and groups > 1 and weights.kind == "bf16":
+            widest = max(matrix.features for name, matrix in weights.products() if name != "store")
+            self.sums = new(groups * MAX_ROWS * widest, dtype=torch.bfloat16)
         self._taps: dict[tuple[int, ...], Tensor] = {}
 
     def taps(self, layers: tuple[int, ...]) -> Tensor:
-        """[layers, MAX_ROWS, width]: where the outputs of these layers are copied to."""
+        """[layers, groups * MAX_ROWS, width]: where the outputs of these layers are copied to."""
         if layers not in self._taps:
-            self._taps[layers] = self.residual.new_zeros(len(layers), *self.residual.shape)
+            rows, width = self.groups * MAX_ROWS, self.residual.shape[-1]
+            self._taps[layers] = self.residual.new_zeros(len(layers), rows, width)
         return self._taps[layers]
+
+    def group(self, which: int) -> "Buffers":
+        """Those of one group of rows."""
+        own = copy(self)
+        for name in self.BY_GROUP:
+            if (value := getattr(self, name)) is not None:
+                setattr(own, name, value[which])
+        return own
 
 
 def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -306,7 +343,23 @@ class Launch:
     shared_bytes: int
     argument: c.Structure
 
+    def run(self, launcher: Launcher) -> None:
+        launcher.launch(self.name, self.grid, self.threads, self.shared_bytes, self.argument)
 
+
+@dataclass(frozen=True, slots=True)
+class TorchProduct:
+    """A product by torch, whose sums depend on the number of rows."""
+
+    x: Tensor  # [rows, inputs] bf16
+    weight: Tensor  # [features, inputs] bf16
+    sums: Tensor  # [rows, features] bf16
+
+    def run(self, launcher: Launcher) -> None:
+        torch.mm(self.x, self.weight.t(), out=self.sums)
+
+
+Launches = Sequence[Launch | TorchProduct]
 K = TypeVar("K", bound=Hashable)
 
 
@@ -315,10 +368,10 @@ class GraphSet(Generic[K]):
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._launches: dict[K, list[Launch]] = {}
+        self._launches: dict[K, Launches] = {}
         self._graphs: dict[K, Callable[[], None]] = {}
 
-    def run(self, kind: K, kernels_of: Callable[[K], list[Launch]]) -> None:
+    def run(self, kind: K, kernels_of: Callable[[K], Launches]) -> None:
         replay = self._graphs.get(kind)
         if replay is not None:
             replay()
@@ -327,14 +380,16 @@ class GraphSet(Generic[K]):
             self._launches[kind] = kernels_of(kind)
         launches = self._launches[kind]
         self._launch_all(launches)
+        if any(isinstance(one, TorchProduct) for one in launches):
+            return  # torch's libraries take memory as they go, which a graph must not
         with suppress(torch.OutOfMemoryError):  # without memory for the graph the kernels alone run too
             replay = self._launcher.capture(lambda: self._launch_all(launches))
         if replay is not None:
             self._graphs[kind] = replay
 
-    def _launch_all(self, launches: Sequence[Launch]) -> None:
+    def _launch_all(self, launches: Launches) -> None:
         for one in launches:
-            self._launcher.launch(one.name, one.grid, one.threads, one.shared_bytes, one.argument)
+            one.run(self._launcher)
 
 
 def wait_for(word: "memoryview[int]", number: int) -> None:
@@ -357,6 +412,7 @@ class ChooseKind(NamedTuple):
     cut: bool = False  # top-k, top-p or min-p
     history: bool = False  # bias or penalties
     masked: bool = False
+    group: int = 0  # of the pass, where they run by themselves
 
 
 class PassKind(NamedTuple):
@@ -367,6 +423,30 @@ class PassKind(NamedTuple):
     taps: tuple[int, ...] = ()  # layers whose output is wanted
     scored: bool = True  # whether logits are wanted
     choose: ChooseKind | None = None  # whether tokens are, chosen in the same graph
+    groups: int = 1  # of so many rows
+
+
+class RowGroup:
+    """A group of rows of passes: its buffers, and what host and device tell one another of it."""
+
+    def __init__(self, buffers: Buffers, vocab: int, device: torch.device) -> None:
+        self.buffers, self.masks = buffers, HostMasks(vocab, device)
+        self.number = 0  # of its last pass
+        self.taken = words_of(buffers.host_taken)
+        self.chosen_words = words_of(buffers.host_chosen)
+        self._input = _InputWriter(buffers.host_input)
+
+    def fill(
+        self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], bucket: int, number: int
+    ) -> None:
+        wait_for(self.taken, self.number)  # from then on the input may be overwritten
+        self.number = number
+        self._input.fill(rows, tables, histories, number, bucket)
+
+    def chosen(self, rows: int) -> list[int]:
+        """The tokens of the first rows, once the last pass has chosen them."""
+        wait_for(self.chosen_words, self.number)
+        return self.chosen_words[1 : 1 + rows].tolist()
 
 
 class PassRunner:
@@ -379,35 +459,36 @@ class PassRunner:
         rows: TorchKVMemory,
         max_context: int,
         max_batch: int = 16,
+        throughput: bool = False,
     ) -> None:
+        """throughput: torch multiplies in passes of several groups."""
         self._launcher, self._weights, self._rows = launcher, weights, rows
-        self.buffers = Buffers(weights, max_context, launcher.device)
+        self.buffers = Buffers(weights, max_context, launcher.device, pass_groups(max_batch), throughput)
+        vocab, device = weights.shape.vocab_size, launcher.device
+        self.groups = [RowGroup(self.buffers.group(i), vocab, device) for i in range(self.buffers.groups)]
         self.tables = PageTables(max_context, launcher.device)
         self.histories = Histories(max(max_batch, MAX_SEQUENCES), weights.padded_vocab, launcher)
-        self._input = _InputWriter(self.buffers.host_input)
-        self._taken = words_of(self.buffers.host_taken)
-        self._chosen = words_of(self.buffers.host_chosen)
         self._number = 0
         self._graphs = GraphSet[PassKind | ChooseKind](launcher)
         self._last: PassKind | None = None
 
-    def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
-        """Results are in the buffers, in the order of the current stream."""
-        tables, histories = [], []
-        for s in rows.sequences:
-            tables.append(self.tables.row(s.seq_id, pages(s.seq_id)))
-            histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
-        wait_for(self._taken, self._number)  # from then on the input may be overwritten
+    def run(self, groups: Sequence[PassRows], pages: Callable[[str], list[int]], kind: PassKind) -> None:
+        """Results are in the buffers of the groups, in the order of the current stream."""
         self._number = self._number % 2**30 + 1
-        self._input.fill(rows, tables, histories, self._number, kind.bucket)
+        for rows, group in zip(groups, self.groups, strict=False):
+            tables, histories = [], []
+            for s in rows.sequences:
+                tables.append(self.tables.row(s.seq_id, pages(s.seq_id)))
+                histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
+            group.fill(rows, tables, histories, kind.bucket, self._number)
         self._last = kind
         self._replay(kind)
 
     def choose(
         self, rows: PassRows, masks: Sequence[Sequence[Bits | Exception | None]], kind: ChooseKind
     ) -> None:
-        """Chooses the tokens of the pass just launched, whose masks were not known before."""
-        host = self.buffers.host_masks
+        """Chooses the tokens of a group of the pass just launched, whose masks were not known before."""
+        host = self.groups[kind.group].masks
         host.clear()
         for s, of_sequence in zip(rows.sequences, masks, strict=True):
             for row, mask in enumerate(of_sequence[: s.first_row + s.row_count - s.scored_row], s.scored_row):
@@ -418,7 +499,7 @@ class PassRunner:
     def _replay(self, kind: PassKind | ChooseKind) -> None:
         self._graphs.run(kind, self._kernels)
 
-    def _kernels(self, kind: PassKind | ChooseKind) -> list[Launch]:
+    def _kernels(self, kind: PassKind | ChooseKind) -> Launches:
         return PassKernels(self, kind).launches
 
     def replay_last(self) -> None:
@@ -439,22 +520,22 @@ class PassRunner:
             argument.target[: len(target[part])] = target[part]
             self._launcher.launch("move", heads, THREADS, MAX_DEPTH * head_dim * 2, argument)
 
-    def chosen(self, rows: int) -> list[int]:
-        """The tokens of the first rows, once the last pass has chosen them."""
-        wait_for(self._chosen, self._number)
-        return self._chosen[1 : 1 + rows].tolist()
-
 
 class PassKernels:
     """The launches of one kind of pass, in order."""
 
     def __init__(self, runner: PassRunner, kind: PassKind | ChooseKind) -> None:
-        self._weights, self._buffers = runner._weights, runner.buffers
+        self._weights = runner._weights
+        first = kind.group if isinstance(kind, ChooseKind) else 0
+        count = 1 if isinstance(kind, ChooseKind) else kind.groups
+        self._row_groups = runner.groups[first : first + count]
+        self._groups = [group.buffers for group in self._row_groups]
+        self._buffers = self._groups[0]  # those of the others follow
         self._rows, self._tables, self._histories = runner._rows, runner.tables, runner.histories
         self._shape = self._weights.shape
         self._multiprocessors = runner._launcher.multiprocessors
         self._row_tiles = kind.bucket // 8
-        self.launches: list[Launch] = []
+        self.launches: list[Launch | TorchProduct] = []
         if isinstance(kind, ChooseKind):
             self._choose(kind)
             return
@@ -469,22 +550,23 @@ class PassKernels:
             self._choose(kind.choose)
 
     def _begin(self) -> None:
-        b, shape = self._buffers, self._shape
-        take = args.TakeInput(
-            host=address(b.host_input), input=address(b.input), host_taken=address(b.host_taken)
-        )
-        self._add("take", 1, THREADS, 16, take)
-        embed = args.Embed(
-            input=address(b.input),
-            embeddings=address(self._weights.embed),
-            norm=address(self._norm_before(0)),
-            residual=address(b.residual),
-            square_sums=address(b.square_sums),
-            out=address(b.x_attn),
-            width=shape.width,
-            norms=len(b.square_sums),
-        )
-        self._add("embed", self._kind.bucket, THREADS, 4 * WARPS, embed)
+        for b in self._groups:
+            take = args.TakeInput(
+                host=address(b.host_input), input=address(b.input), host_taken=address(b.host_taken)
+            )
+            self._add("take", 1, THREADS, 16, take)
+        for b in self._groups:
+            embed = args.Embed(
+                input=address(b.input),
+                embeddings=address(self._weights.embed),
+                norm=address(self._norm_before(0)),
+                residual=address(b.residual),
+                square_sums=address(b.square_sums),
+                out=address(b.x_attn),
+                width=self._shape.width,
+                norms=len(b.square_sums),
+            )
+            self._add("embed", self._kind.bucket, THREADS, 4 * WARPS, embed)
 
     def _norm_before(self, place: int) -> Tensor:
         """The attention norm of the layer at this place, or the last norm after all of them."""
@@ -506,7 +588,7 @@ class PassKernels:
         tap = b.taps(taps)[taps.index(layer)] if layer in taps else None
         self._residual(weights.o, b.attended, weights.ffn_norm, between, b.x_ffn)
         gated = self._linear(weights.gate_up, b.x_ffn, between, out=address(b.gated), columns=shape.ff_width)
-        self._product("gated", gated, weights.gate_up)
+        self._product("gated", gated, weights.gate_up, b.x_ffn)
         self._residual(weights.down, b.gated, self._norm_before(place + 1), after, b.x_attn, tap)
 
     def _qkv(self, part: Matrix, squares: Tensor, cache: args.KvCache, first: bool) -> None:
@@ -525,7 +607,7 @@ class PassKernels:
             query_scale=_query_scale(shape),
             starts_next_late=first,
         )
-        self._product("qkv", argument, part)
+        self._product("qkv", argument, part, b.x_attn)
 
     def _qkv_with_norms(
         self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool
@@ -540,26 +622,31 @@ class PassKernels:
                 columns=_features(weights.qkv),
                 starts_next_late=first,
             )
-            self._product("store", product, part)
-        argument = args.HeadNorm(
-            qkv=address(b.qkv),
-            query_norm=address(weights.q_norm),
-            key_norm=address(weights.k_norm),
-            cos=address(b.cos),
-            sin=address(b.sin),
-            input=address(b.input),
-            queries=address(b.queries),
-            cache=cache,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            norm_eps=shape.norm_eps,
-            query_scale=_query_scale(shape),
-        )
+            self._product("store", product, part, b.x_attn)
         heads = self._kind.bucket * (shape.heads + 2 * shape.kv_heads)
-        self._add(f"head_norm_{shape.head_dim}", heads // 4, 128, 0, argument)
+        for b in self._groups:
+            argument = args.HeadNorm(
+                qkv=address(b.qkv),
+                query_norm=address(weights.q_norm),
+                key_norm=address(weights.k_norm),
+                cos=address(b.cos),
+                sin=address(b.sin),
+                input=address(b.input),
+                queries=address(b.queries),
+                cache=cache,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                norm_eps=shape.norm_eps,
+                query_scale=_query_scale(shape),
+            )
+            self._add(f"head_norm_{shape.head_dim}", heads // 4, 128, 0, argument)
 
     def _attention(self, cache: args.KvCache, window: int) -> None:
-        b, shape, d = self._buffers, self._shape, self._shape.head_dim
+        for group in self._groups:  # partial results are in the same memory, one group after another
+            self._attention_of(group, cache, window)
+
+    def _attention_of(self, b: Buffers, cache: args.KvCache, window: int) -> None:
+        shape, d = self._shape, self._shape.head_dim
         argument = args.Attention(
             queries=address(b.queries),
             cache=cache,
@@ -594,16 +681,20 @@ class PassKernels:
             out=address(out),
             columns=self._shape.width,
         )
-        self._product("residual", argument, matrix)
+        self._product("residual", argument, matrix, x)
 
     def _head(self) -> None:
         b, head = self._buffers, self._weights.head
         squares = b.square_sums[2 * len(self._layers)]
         argument = self._linear(head, b.x_attn, squares, out_f32=address(b.logits), columns=head.features)
-        self._product("store", argument, head)
+        self._product("store", argument, head, b.x_attn)
 
     def _choose(self, kind: ChooseKind) -> None:
-        b = self._buffers
+        for group in self._row_groups:
+            self._choose_of(group, kind)
+
+    def _choose_of(self, group: RowGroup, kind: ChooseKind) -> None:
+        b = group.buffers
         argument = args.Choose(
             logits=address(b.logits),
             vocab=self._shape.vocab_size,
@@ -617,7 +708,7 @@ class PassKernels:
         )
         grid, shared = kind.bucket * SPLITS, 12 * WARPS + 4
         if kind.masked:
-            argument.host_masks, argument.mask_words = address(b.host_masks.memory), b.host_masks.stride
+            argument.host_masks, argument.mask_words = address(group.masks.memory), group.masks.stride
             argument.masks, argument.masked = address(b.masks), address(b.masked)
             self._add("masks", grid, THREADS, 4, argument)
         if kind.history:
@@ -646,13 +737,33 @@ class PassKernels:
             inverse_width=1 / self._shape.width,
             norm_eps=self._shape.norm_eps,
             input=address(self._buffers.input),
+            row_groups=len(self._groups),
+            square_stride=self._buffers.square_sums.numel(),
             **more,
         )
 
-    def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
+    def _product(self, name: str, argument: args.Linear, matrix: Matrix, x: Tensor) -> None:
+        groups = len(self._groups)
+        sums = self._buffers.sums
+        if groups > 1 and sums is not None and name != "store":
+            self._torch_product(name, argument, matrix, x, sums)
+            return
         self.launches.append(
-            product_launch(name, argument, matrix, self._row_tiles, self._shape, self._multiprocessors)
+            product_launch(
+                name, argument, matrix, self._row_tiles, self._shape, self._multiprocessors, groups
+            )
         )
+
+    def _torch_product(
+        self, name: str, argument: args.Linear, matrix: Matrix, x: Tensor, memory: Tensor
+    ) -> None:
+        """The sums by torch, in one product for all rows; then the epilogue."""
+        rows, inputs = len(self._groups) * MAX_ROWS, matrix.inputs
+        sums = memory[: rows * matrix.features].view(rows, matrix.features)
+        argument.sums, argument.features = address(sums), matrix.features
+        self.launches.append(TorchProduct(x.as_strided((rows, inputs), (inputs, 1)), matrix.weight, sums))
+        units = matrix.features // (16 if name == "residual" else 32)
+        self._add(f"{name}_sums", units * rows // 16, THREADS, 0, argument)
 
     def _cache(self, layer: int) -> args.KvCache:
         keys, values = self._rows.k[layer], self._rows.v[layer]
@@ -663,9 +774,15 @@ class PassKernels:
 
 
 def product_launch(
-    name: str, argument: args.Linear, matrix: Matrix, row_tiles: int, shape: ModelConfig, multiprocessors: int
+    name: str,
+    argument: args.Linear,
+    matrix: Matrix,
+    row_tiles: int,
+    shape: ModelConfig,
+    multiprocessors: int,
+    groups: int = 1,
 ) -> Launch:
-    """One of the products of linear.h and packed.h, for row_tiles * 8 rows."""
+    """One of the products of linear.h and packed.h, for row_tiles * 8 rows, or several groups of 64."""
     rows, kind = 8 * row_tiles, matrix.type
     if kind in FORMATS:
         tiles, kb = packed_tiling(name, rows, shape, multiprocessors)
@@ -673,7 +790,8 @@ def product_launch(
     else:
         tiles, kb = product_tiling(name, rows, shape, multiprocessors, kind == "int8")
         shared = _linear_shared_bytes(row_tiles, tiles, kb, int8=kind == "int8")
-    return Launch(f"{name}_{row_tiles}_{kind}", matrix.features // 16 // tiles, THREADS, shared, argument)
+    variant, grid = "groups" if groups > 1 else row_tiles, groups * (matrix.features // 16 // tiles)
+    return Launch(f"{name}_{variant}_{kind}", grid, THREADS, shared, argument)
 
 
 def attention_shared_bytes(head_dim: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.target.cuda.arguments import MAX_SEQUENCES
+from paceline.target.cuda.batch import deterministic, pass_groups
 from paceline.target.cuda.graphs import Buffers
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.kv.cache import BLOCK, TorchKVMemory, blocks_in
@@ -47,7 +48,8 @@ def plan(weights: CudaWeights, config: EngineConfig) -> MemoryPlan:
     """weights: on torch's meta device, where nothing takes memory."""
     shape, meta = weights.shape, torch.device("meta")
     rows, blocks, _ = make_cache(shape, config, meta)
-    buffers = Buffers(weights, min(shape.max_context, blocks * BLOCK), meta)
+    max_context, groups = min(shape.max_context, blocks * BLOCK), pass_groups(config.max_batch)
+    buffers = Buffers(weights, max_context, meta, groups, throughput=not deterministic(config))
     histories = 8 * max(config.max_batch, MAX_SEQUENCES) * weights.padded_vocab  # bias and counts
     return MemoryPlan(nbytes(weights), nbytes(rows), nbytes(buffers) + histories)
 

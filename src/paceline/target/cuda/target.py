@@ -16,7 +16,16 @@ from paceline.heads.block import BlockConfig
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
-from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
+from paceline.target.cuda.batch import (
+    FeedRows,
+    PassRows,
+    SequenceRows,
+    SpareSlots,
+    deterministic,
+    feed_rows,
+    pass_groups,
+    passes,
+)
 from paceline.target.cuda.block_head import CudaBlock, unsupported_reason
 from paceline.target.cuda.driver import GpuLauncher, Launcher
 from paceline.target.cuda.graphs import BUCKETS, DENSE, ChooseKind, PassKind, PassRunner, Products, defines
@@ -42,7 +51,7 @@ class _FeedRecord(FeedRecord):
 class _Results:
     """What the passes of one call gave."""
 
-    passes: list[PassRows]
+    passes: list[list[PassRows]]  # each with its groups of rows
     logits: list[Tensor] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)  # [taps, rows, width]
     tokens: list[int] = field(default_factory=list)  # of all passes but the last
@@ -51,9 +60,9 @@ class _Results:
 class _ChosenTokens(Sequence[int]):
     """The tokens of the passes of one call: whoever reads them waits for the last of these passes."""
 
-    def __init__(self, chosen: Callable[[PassRows], list[int]], results: _Results) -> None:
+    def __init__(self, chosen: Callable[[Sequence[PassRows]], list[int]], results: _Results) -> None:
         self._chosen, self._results = chosen, results
-        self._count = sum(len(rows.scored) for rows in results.passes)
+        self._count = sum(len(rows.scored) for groups in results.passes for rows in groups)
         self._tokens: list[int] | None = None
 
     def read(self) -> list[int]:
@@ -81,10 +90,12 @@ class _ChosenTokens(Sequence[int]):
 class CudaTarget(PagedTarget[_FeedRecord]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks of a prompt or the cache.
 
+    Unless the configuration is not deterministic: then torch multiplies bfloat16 weights in passes of more
+    than 64 rows.
+
     Takes the tensors out of `weights`, which are of no use to anyone else afterwards.
     """
 
-    invariant_rows = 2**31
     timed_contexts: tuple[int, ...] = (256, 2048)
 
     def __init__(
@@ -106,8 +117,11 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spare = SpareSlots(blocks * BLOCK, spare)
         self._runner = PassRunner(
-            self._launcher, self._weights, self._rows, self.max_context, config.max_batch
+            *(self._launcher, self._weights, self._rows, self.max_context, config.max_batch),
+            throughput=not deterministic(config),
         )
+        self._throughput = self._runner.buffers.sums is not None
+        self.invariant_rows = MAX_ROWS if self._throughput else 2**31
         self._lent: dict[tuple[int, int], Tensor] = {}  # rows of the logits' buffer
         self._last: _ChosenTokens | None = None  # of the pass that may still be running
         self.vocab_size, self.width = shape.vocab_size, shape.width
@@ -118,7 +132,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def describe(self) -> str:
         device = self._launcher.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a test"
-        return f"cuda kernels on {device}, {name}, {self._weights.kind}"
+        mode = ", throughput" if self._throughput else ""
+        return f"cuda kernels on {device}, {name}, {self._weights.kind}{mode}"
 
     def memory(self) -> Mapping[str, int]:
         buffers = nbytes(self._runner.buffers) + nbytes(self._runner.histories)
@@ -194,7 +209,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         states = _joined(results.hidden, 1).unbind() if tapped else ()
         hidden = dict(zip(tapped, states, strict=True))
         tokens: Sequence[int] = ()
-        if any(one.chosen for one in results.passes):
+        if any(rows.chosen for groups in results.passes for rows in groups):
             tokens = self._last = _ChosenTokens(self._chosen, results)
         return Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens, True)
 
@@ -244,31 +259,38 @@ class CudaTarget(PagedTarget[_FeedRecord]):
 
     def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> _Results:
         """Launches the passes. The tokens of the last one are still to be waited for."""
-        buffers = self._runner.buffers
-        results = _Results(list(passes(feeds, buffers.max_parts)))
-        for i, rows in enumerate(results.passes):
+        buffers, limit = self._runner.buffers, len(self._runner.groups)
+        cut = list(passes(feeds, buffers.max_parts))
+        results = _Results([cut[i : i + limit] for i in range(0, len(cut), limit)])
+        for i, groups in enumerate(results.passes):
             if i:
                 results.tokens += self._chosen(results.passes[i - 1])  # the next pass overwrites them
-            self._launch(rows, layers, taps)
-            if rows.scored:
-                results.logits.append(self._rows_of_logits(rows, lent=len(results.passes) == 1))
-            if taps:
-                results.hidden.append(buffers.taps(taps)[:, : len(rows.tokens)].clone())
+            self._launch(groups, layers, taps)
+            for which, rows in enumerate(groups):
+                if rows.scored:
+                    results.logits.append(self._rows_of_logits(rows, which, lent=len(cut) == 1))
+                if taps:
+                    first = which * MAX_ROWS
+                    states = buffers.taps(taps)[:, first : first + len(rows.tokens)]
+                    results.hidden.append(states.clone())
         return results
 
-    def _launch(self, rows: PassRows, layers: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    def _launch(self, groups: Sequence[PassRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> None:
         """One pass. Its tokens are chosen in the same graph, unless their masks are still being computed."""
-        bucket = _BUCKET[len(rows.tokens)]
-        choose = _choose_kind(rows, bucket) if rows.chosen else None
+        bucket = _BUCKET[len(groups[0].tokens)] if len(groups) == 1 else MAX_ROWS
+        choose = _choose_kind(groups, bucket) if any(rows.chosen for rows in groups) else None
         waits = choose is not None and choose.masked
-        kind = PassKind(bucket, layers, taps, bool(rows.scored), None if waits else choose)
-        self._runner.run(rows, self._cache.table, kind)
+        scored = any(rows.scored for rows in groups)
+        kind = PassKind(bucket, layers, taps, scored, None if waits else choose, len(groups))
+        self._runner.run(groups, self._cache.table, kind)
         if choose is not None and waits:
-            self._runner.choose(rows, [_masks(rows, s) for s in rows.sequences], choose)
+            for which, rows in enumerate(groups):
+                masks = [_masks(rows, s) for s in rows.sequences]
+                self._runner.choose(rows, masks, choose._replace(group=which))
 
-    def _rows_of_logits(self, rows: PassRows, lent: bool) -> Tensor:
+    def _rows_of_logits(self, rows: PassRows, group: int, lent: bool) -> Tensor:
         """The scored rows, which ascend. lent: good until the next pass overwrites them."""
-        logits, first, last = self._runner.buffers.logits, rows.scored[0], rows.scored[-1]
+        logits, first, last = self._runner.groups[group].buffers.logits, rows.scored[0], rows.scored[-1]
         if last - first + 1 != len(rows.scored):
             return logits[rows.scored, : self.vocab_size]
         if not lent or not rows.all_chosen:
@@ -282,11 +304,16 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             return self._runner.buffers.logits.new_empty(0, self.vocab_size)
         return _joined(results.logits)
 
-    def _chosen(self, rows: PassRows) -> list[int]:
-        """The token of each scored row, -1 where nobody asked for it."""
+    def _chosen(self, groups: Sequence[PassRows]) -> list[int]:
+        """The token of each scored row of a pass, -1 where nobody asked for it."""
+        if len(groups) == 1:
+            return self._chosen_of(groups[0], 0)
+        return [token for which, rows in enumerate(groups) for token in self._chosen_of(rows, which)]
+
+    def _chosen_of(self, rows: PassRows, group: int) -> list[int]:
         if not rows.chosen:
             return [-1] * len(rows.scored)
-        chosen = self._runner.chosen(len(rows.tokens))
+        chosen = self._runner.groups[group].chosen(len(rows.tokens))
         if rows.all_chosen:
             return chosen if len(chosen) == len(rows.scored) else [chosen[row] for row in rows.scored]
         asked = {
@@ -312,7 +339,7 @@ def make_launcher(shape: ModelConfig, config: EngineConfig, products: Products =
     """Builds the kernels for this model and GPU. Raises NotCompiled where it cannot."""
     device, _ = placement(config)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return GpuLauncher(device, defines(shape, multiprocessors, products))
+    return GpuLauncher(device, defines(shape, multiprocessors, products, pass_groups(config.max_batch)))
 
 
 def _scored_from(feed: Feed) -> int:
@@ -325,13 +352,14 @@ def _depth(draft: Draft) -> int:
     return max(map(len, draft.paths()), default=0)
 
 
-def _choose_kind(rows: PassRows, bucket: int) -> ChooseKind:
+def _choose_kind(groups: Sequence[PassRows], bucket: int) -> ChooseKind:
     cut = history = masked = False
-    for s in rows.sequences:
-        if (sampler := s.sampler) is not None:
-            cut = cut or sampler.cuts
-            history = history or bool(sampler.bias) or sampler.penalises
-            masked = masked or sampler.masks is not None
+    for rows in groups:
+        for s in rows.sequences:
+            if (sampler := s.sampler) is not None:
+                cut = cut or sampler.cuts
+                history = history or bool(sampler.bias) or sampler.penalises
+                masked = masked or sampler.masks is not None
     return ChooseKind(bucket, cut, history, masked)
 
 

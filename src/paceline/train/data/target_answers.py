@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the engine's libraries are needed only where it writes the 
     from paceline.llm import LLM
 
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
-GPU_BATCH: Final = 64  # answers in one pass
+GPU_BATCH: Final = 256  # answers in one pass
 FREE_SHARE: Final = 0.6  # of a GPU's free memory that the cache may take
 MAX_CACHE_MB: Final = 40_000
 

@@ -1,5 +1,6 @@
-// The kernels of a pass, for 1 to 64 rows: take and embed, then for each layer qkv, attend, combine, residual (output projection),
-// gated, residual (down projection), and at last the logits and their tokens. A row's bits depend on its tokens and positions alone.
+// The kernels of a pass, for 1 to 64 rows, or for 2 to 4 groups of 64 (WITH_GROUPS): take and embed, then for each layer qkv,
+// attend, combine, residual (output projection), gated, residual (down projection), and at last the logits and their tokens.
+// A row's bits depend on its tokens and positions alone.
 //
 // Programmatic dependent launch chains them: a kernel starts while the one before is still running, fetches weights,
 // then waits. A kernel may even start while the one two before it runs, so whatever the pass writes is read after the
@@ -49,7 +50,25 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
     LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, RESIDUAL_KB_32)  \
     LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, RESIDUAL_TILES_64, WIDE_KB)
 
+#ifdef WITH_GROUPS
+#define GROUPS_KERNEL(NAME, TILES, KB, W, EPILOGUE)                                          \
+    KERNEL(THREADS, 1) NAME(ARGUMENT(Linear) a) {                                            \
+        run_groups<LinearKernel<8, TILES, W, KB, EPILOGUE>>(a);                              \
+    }
+#define LINEAR_GROUPS(TYPE, W)                                                               \
+    GROUPS_KERNEL(qkv_groups_##TYPE, WIDE_TILES, WIDE_KB, W, QkvEpilogue)                    \
+    GROUPS_KERNEL(gated_groups_##TYPE, WIDE_TILES, WIDE_KB, W, GatedEpilogue)                \
+    GROUPS_KERNEL(store_groups_##TYPE, WIDE_TILES, WIDE_KB, W, StoreEpilogue)                \
+    GROUPS_KERNEL(residual_groups_##TYPE, RESIDUAL_TILES_64, WIDE_KB, W, ResidualEpilogue)
+KERNEL(THREADS, 1) qkv_sums(ARGUMENT(Linear) a) { finish_sums<QkvEpilogue>(a); }
+KERNEL(THREADS, 1) gated_sums(ARGUMENT(Linear) a) { finish_sums<GatedEpilogue>(a); }
+KERNEL(THREADS, 1) residual_sums(ARGUMENT(Linear) a) { finish_sums<ResidualEpilogue>(a); }
+#else
+#define LINEAR_GROUPS(TYPE, W)
+#endif
+
 #ifndef WITHOUT_BF16
+LINEAR_GROUPS(bf16, BF16)
 LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
 LINEAR_KERNEL(store_rows_1_bf16, 1, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
 LINEAR_KERNEL(store_rows_2_bf16, 2, LINEAR_TILES, LINEAR_KB, BF16, StoreRowsEpilogue)
@@ -57,6 +76,7 @@ LINEAR_KERNEL(store_rows_4_bf16, 4, LINEAR_TILES, WIDE_KB, BF16, StoreRowsEpilog
 LINEAR_KERNEL(store_rows_8_bf16, 8, WIDE_TILES, WIDE_KB, BF16, StoreRowsEpilogue)
 #endif
 #ifdef WITH_INT8
+LINEAR_GROUPS(int8, INT8)
 LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
 #endif
 
@@ -65,7 +85,13 @@ LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
     KERNEL(THREADS, KB > LINEAR_KB ? 1 : 2) NAME##_##ROW_TILES##_##TYPE(ARGUMENT(Linear) a) { \
         LinearKernel<ROW_TILES, TILES, TYPE, KB, EPILOGUE>(a).run();                         \
     }
+#ifdef WITH_GROUPS
+#define PACKED_GROUPS(NAME, TYPE, EPILOGUE, TILES) GROUPS_KERNEL(NAME##_groups_##TYPE, TILES, WIDE_KB, TYPE, EPILOGUE)
+#else
+#define PACKED_GROUPS(NAME, TYPE, EPILOGUE, TILES)
+#endif
 #define PACKED_BUCKETS(NAME, TYPE, EPILOGUE, TILES, KB, MANY_TILES)      \
+    PACKED_GROUPS(NAME, TYPE, EPILOGUE, MANY_TILES)                      \
     PACKED_KERNEL(NAME, 1, TILES, KB, TYPE, EPILOGUE)                    \
     PACKED_KERNEL(NAME, 2, TILES, KB, TYPE, EPILOGUE)                    \
     PACKED_KERNEL(NAME, 4, MANY_TILES, WIDE_KB, TYPE, EPILOGUE)          \

@@ -39,6 +39,24 @@ struct Linear {
     float* out_f32;  // [rows, columns]
     int columns;
     float* const* out_rows;  // [rows] where each row goes instead; null: nowhere
+    // passes of several groups of MAX_ROWS rows, whose buffers follow one another
+    int row_groups;
+    int square_stride;  // sums of squares from one group to the next
+    const u16* sums;    // [rows, features] bf16, where torch has multiplied; else null
+    int features;       // of the whole product
+
+    DEVICE Linear group(int which) const {
+        const long long row = (long long)which * MAX_ROWS;
+        Linear own = *this;
+        own.input += which, own.x += row * inputs;
+        if (square_sum) own.square_sum += which * square_stride;
+        own.next_square_sum += which * square_stride;
+        own.queries += row * heads * head_dim;
+        own.residual += row * columns, own.out += row * columns, own.out_f32 += row * columns;
+        if (tap) own.tap += row * columns;
+        own.sums += row * features;
+        return own;
+    }
 };
 
 // ---- epilogues: what becomes of a sum
@@ -308,8 +326,9 @@ struct LinearKernel {
     float* sums;         // [WARPS][TILES * 16][ROWS + 1], where the rings of the product were
     Product product;
 
-    DEVICE LinearKernel(const Linear& a)
-        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(a.first_feature / 16 + blockIdx.x * TILES),
+    DEVICE LinearKernel(const Linear& a) : LinearKernel(a, blockIdx.x) {}
+    DEVICE LinearKernel(const Linear& a, int nth)  // of the blocks that share the features
+        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(a.first_feature / 16 + nth * TILES),
           inverse_rms((float*)shared_memory), sums(inverse_rms + MAX_ROWS), product(a, (uint4*)sums) {}
 
     struct Result {  // one of a thread's
@@ -404,3 +423,33 @@ struct LinearKernel {
         }
     }
 };
+
+// The same for several groups of rows, with the same bits. Neighbouring blocks take the same weights, one group each, so
+// that all but the first of them find the weights in L2.
+template <class Kernel> DEVICE void run_groups(const Linear& a) {
+    const Linear own = a.group(blockIdx.x % a.row_groups);
+    Kernel(own, blockIdx.x / a.row_groups).run();
+}
+
+// The epilogue alone, for sums that torch has made: 16 rows and 16 features, or pairs of them, by a block.
+template <template <WeightType> class EpilogueOf> DEVICE void finish_sums(const Linear& a) {
+    using Epilogue = EpilogueOf<BF16>;
+    constexpr int ROWS_OF_BLOCK = THREADS / 16, BLOCKS = MAX_ROWS / ROWS_OF_BLOCK;
+    if (!a.starts_next_late) let_next_kernel_start();
+    wait_for_previous_kernel();
+    if (a.starts_next_late) let_next_kernel_start();
+    const int rows_of = blockIdx.x % (BLOCKS * a.row_groups), unit = blockIdx.x / (BLOCKS * a.row_groups);
+    const Linear own = a.group(rows_of / BLOCKS);
+    const int row = rows_of % BLOCKS * ROWS_OF_BLOCK + threadIdx.x / 16;
+    const int low = Epilogue::first_feature(own, Epilogue::PAIRED ? 2 * unit : unit) + threadIdx.x % 16;
+    const int high = Epilogue::first_feature(own, Epilogue::PAIRED ? 2 * unit + 1 : unit) + threadIdx.x % 16;
+    const float inverse_rms =
+        own.square_sum ? rsqrtf(from_fixed(load_fresh(own.square_sum + row)) * own.inverse_width + own.norm_eps) : 1.0f;
+    const auto sum_of = [&](int feature) {
+        return as_float((u32)own.sums[(long long)row * own.features + feature] << 16) * inverse_rms;
+    };
+    Epilogue epilogue;
+    epilogue.load_constants(own, low, high);
+    epilogue.load_inputs(own, low, row);
+    epilogue.store(own, low, row, sum_of(low), sum_of(high));
+}
