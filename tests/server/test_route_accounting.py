@@ -8,6 +8,7 @@ import pytest
 
 from paceline.server.telemetry.route_accounting import (
     LOG_EVERY_S,
+    MIN_PLAIN,
     WINDOW,
     Prediction,
     RouteAccounting,
@@ -67,6 +68,32 @@ def test_a_machine_that_is_slower_than_its_curve_gains_as_much() -> None:
     figures = accounting.figures("a")
     assert figures is not None
     assert figures.speedup == pytest.approx(3 * 33 / (45 + 0.5))
+
+
+def test_passes_without_a_draft_tell_what_plain_ones_take() -> None:
+    """The curve has passes with drafts too cheap by half, plain ones as they are."""
+    accounting = RouteAccounting(cost)
+    for _ in range(MIN_PLAIN - 1):
+        accounting.add("a", replace(a_round(0, 0), draft_us=0))
+    few = accounting.figures("a")
+    for _ in range(100):
+        accounting.add("a", a_round(slowness=1.5))
+    accounting.add("a", replace(a_round(0, 0), draft_us=0))
+    figures = accounting.figures("a")
+    assert few is not None
+    assert figures is not None
+    assert few.speedup == pytest.approx(1)
+    plain = 11 * (MIN_PLAIN + 300)
+    assert figures.speedup == pytest.approx(plain / (11 * MIN_PLAIN + 100 * (22.5 + 0.5)))
+
+
+def test_each_output_in_a_pass_has_a_context_of_its_own() -> None:
+    accounting = RouteAccounting(lambda rows, context: 10.0 + rows + context / 10)
+    r = a_round(4, 2, batch=4)
+    accounting.add("a", replace(r, target_us=1000 * (10 + 20 + 4 * 10), draft_us=0))
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert figures.speedup == pytest.approx(3 * (10 + 4 + 40) / (10 + 20 + 40))
 
 
 def test_no_more_is_gained_than_tokens_per_pass() -> None:

@@ -9,8 +9,8 @@ from paceline.advise.advice import MIN_CONVERSATIONS, RouteAdvice
 from paceline.advise.chart import STYLE, Chart, Series, svg
 from paceline.advise.engine_flags import Speculation, engine_flags
 from paceline.advise.memory_estimate import MIB, MemoryEstimate
-from paceline.advise.pass_times import PassCost
 from paceline.advise.routes_file import route_yaml, routes_yaml
+from paceline.target.cost import PassCost
 
 TEMPLATE: Final = Path(__file__).parent / "report.html"
 CHART_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
