@@ -235,5 +235,5 @@ def test_a_routes_file_of_advise_is_accounted_for_everywhere(
     assert agents["measured"]["speedup"] > 0
     assert (chats["state"], chats["predicted"]) == ("off", None)
     for kind in ("predicted", "measured"):
-        assert re.search(rf'paceline_route_speedup{{.*route="agents".*"{kind}".*}} [\d.]+', metrics)
+        assert re.search(rf'paceline_route_speedup{{figure="{kind}",route="agents"}} [\d.]+', metrics)
     assert any("route agents: " in line and "(1.90 predicted)" in line for line in caplog.messages)
