@@ -2,9 +2,9 @@
 
 The conversations of each file are split in two. Advice comes from one half; the real engine then answers
 requests of the other half, plain and as advised, in turns. Tokens per pass do not depend on the machine's
-load; speed-ups do. With --state, what is done is kept in a file, so that several calls of about --seconds make
-the advice and answer all requests. They should follow one another: a machine that reads its memory faster an
-hour later has other speed-ups.
+load; speed-ups do. With --state, what is done is kept in a file, so that several calls of about --seconds
+make the advice and answer all requests. They should follow one another: a machine that reads its memory
+faster an hour later has other speed-ups.
 
 python -m bench advise --file tau-bench --file bfcl-single --write
 """

@@ -1,13 +1,16 @@
 """Answers of a tiny model to recorded requests, with what the prefix cache would hold."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from paceline.advise.advice import FREE_LISTS, AdviceConfig, advise_routes
+from paceline.advise.advice import Engine as Advisor
 from paceline.advise.pass_times import PassTimes
-from paceline.advise.replay import Simulation
+from paceline.advise.replay import Decoding, RecordedOutput, Simulation
 from paceline.advise.target_outputs import (
     PLAIN_TOKENS,
     OutputLimits,
@@ -15,7 +18,7 @@ from paceline.advise.target_outputs import (
     prompt_row_ms,
     target_outputs,
 )
-from paceline.advise.traffic import TracedRequest, turns_before
+from paceline.advise.traffic import TracedRequest, Traffic, turns_before
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.llm import LLM
@@ -100,3 +103,29 @@ def test_a_row_of_a_prompt_takes_what_is_left_of_the_time_to_the_first_token(mod
     assert prompt_row_ms([timed], lambda rows, context: 10.0) == pytest.approx(2)
     assert prompt_row_ms([timed], lambda rows, context: 1e6) == 0
     assert prompt_row_ms([replace(timed, rounds=())], lambda rows, context: 10.0) == 0
+
+
+def test_lists_of_drafters_are_compared_at_the_planned_load(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer outputs than run at once twice over: copies of them are other tenants'."""
+    llm, simulated = toy(model), list[tuple[tuple[str, ...], int, int, int]]()
+    run = Simulation.run
+
+    def noted(self: Simulation, outputs: Sequence[RecordedOutput]) -> list[Decoding]:
+        tenants = len({one.seq.tenant for one in outputs})
+        simulated.append((self._spec.drafters, self._concurrency, len(outputs), tenants))
+        return run(self, outputs)
+
+    monkeypatch.setattr(Simulation, "run", noted)
+    curve = lambda rows, context: 5.0 + rows  # noqa: E731
+    advisor = Advisor(llm, Fixed, Fixed, curve, lambda body: "chat")
+    config = AdviceConfig(concurrency=3, limits=LIMITS)
+    (one,) = advise_routes(advisor, Traffic(tuple(turns(2))), config)
+    compared = [found for found in simulated if found[1] == 3]
+    assert {found[0] for found in compared} >= {(), *FREE_LISTS}
+    assert {found[2:] for found in compared} == {(6, 3)}
+    assert one.concurrency == 3
+    at = {point.concurrency: point for point in one.loads}
+    assert set(at) == {1, 3, 4, 16}
+    assert (at[3].speedup, at[3].tokens_per_pass) == (one.best.speedup.value, one.best.tokens_per_pass.value)

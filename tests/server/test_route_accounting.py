@@ -1,20 +1,28 @@
 """Predicted against measured, by route: figures, metrics, the log line, and GET /v1/routes."""
 
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
+from paceline.advise.routes_file import routes_yaml
+from paceline.server.telemetry import route_accounting
 from paceline.server.telemetry.route_accounting import (
     LOG_EVERY_S,
+    MIN_PLAIN,
     WINDOW,
     Prediction,
     RouteAccounting,
 )
 from paceline.types import Draft, Round
+from support.advice import advised
 from support.metrics import run, samples, some_metrics
-from support.servers import Running
+from support.servers import Running, toy_running
 
 
 def cost(rows: int, context: int) -> float:
@@ -67,6 +75,32 @@ def test_a_machine_that_is_slower_than_its_curve_gains_as_much() -> None:
     figures = accounting.figures("a")
     assert figures is not None
     assert figures.speedup == pytest.approx(3 * 33 / (45 + 0.5))
+
+
+def test_passes_without_a_draft_tell_what_plain_ones_take() -> None:
+    """The curve has passes with drafts too cheap by half, plain ones as they are."""
+    accounting = RouteAccounting(cost)
+    for _ in range(MIN_PLAIN - 1):
+        accounting.add("a", replace(a_round(0, 0), draft_us=0))
+    few = accounting.figures("a")
+    for _ in range(100):
+        accounting.add("a", a_round(slowness=1.5))
+    accounting.add("a", replace(a_round(0, 0), draft_us=0))
+    figures = accounting.figures("a")
+    assert few is not None
+    assert figures is not None
+    assert few.speedup == pytest.approx(1)
+    plain = 11 * (MIN_PLAIN + 300)
+    assert figures.speedup == pytest.approx(plain / (11 * MIN_PLAIN + 100 * (22.5 + 0.5)))
+
+
+def test_each_output_in_a_pass_has_a_context_of_its_own() -> None:
+    accounting = RouteAccounting(lambda rows, context: 10.0 + rows + context / 10)
+    r = a_round(4, 2, batch=4)
+    accounting.add("a", replace(r, target_us=1000 * (10 + 20 + 4 * 10), draft_us=0))
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert figures.speedup == pytest.approx(3 * (10 + 4 + 40) / (10 + 20 + 40))
 
 
 def test_no_more_is_gained_than_tokens_per_pass() -> None:
@@ -174,3 +208,32 @@ def test_the_server_says_what_its_routes_do(toy_server: Running) -> None:
     assert route["reason"]
     assert route["predicted"] is None
     assert route["measured"]["tokens_per_pass"] >= 1
+
+
+def test_a_routes_file_of_advise_is_accounted_for_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the advice to GET /v1/routes, the metrics and the log, by requests of the openai client."""
+    file = tmp_path / "routes.yaml"
+    off = advised("chats", decision="leave it off", match={})
+    file.write_text(routes_yaml([advised("agents", match={"prompt": "tools"}), off]))
+    monkeypatch.setattr(route_accounting, "LOG_EVERY_S", 0.0)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": "ab ab ab"}]
+    with caplog.at_level(logging.INFO, "paceline"), toy_running(tmp_path, routes=str(file)) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=httpx.Client(trust_env=False))
+        given: dict[str, Any] = {"model": server.model, "messages": messages, "max_tokens": 12}
+        given["extra_body"] = {"ignore_eos": True}
+        client.chat.completions.create(**given, tools=[tool], tool_choice="none")
+        client.chat.completions.create(**given)
+        http = httpx.Client(base_url=server.url, trust_env=False, timeout=60)
+        routes = {route["name"]: route for route in http.get("/v1/routes").json()["data"]}
+        metrics = http.get("/metrics").text
+    agents, chats = routes["agents"], routes["chats"]
+    assert agents["predicted"] == {"tokens_per_pass": 2.4, "speedup": 1.9}
+    assert agents["measured"]["tokens_per_pass"] >= 1
+    assert agents["measured"]["speedup"] > 0
+    assert (chats["state"], chats["predicted"]) == ("off", None)
+    for kind in ("predicted", "measured"):
+        assert re.search(rf'paceline_route_speedup{{figure="{kind}",route="agents"}} [\d.]+', metrics)
+    assert any("route agents: " in line and "(1.90 predicted)" in line for line in caplog.messages)

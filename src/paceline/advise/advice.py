@@ -12,7 +12,6 @@ import numpy as np
 
 from paceline.advise.pass_times import (
     MIN_PASSES,
-    PassCost,
     PassTimes,
     corrected,
     decoding_passes,
@@ -33,6 +32,7 @@ from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, 
 from paceline.config import SpecConfig, require_between, require_min, require_positive, require_whole
 from paceline.drafters import model_free
 from paceline.errors import UsageError
+from paceline.target.cost import PassCost
 from paceline.trace.record import RoundRecord, round_record
 from paceline.types import Controller, Drafter, Round
 

@@ -16,11 +16,13 @@ WIDTH: Final = 640  # pixels
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 36, 44  # margins
 COLOURS: Final = ("#2f6fde", "#d9722e", "#2e9e6b", "#9b59b6", "#b8860b")
+LETTER: Final = 6.2  # pixels of a letter, about
+SWATCH: Final = 26  # of a colour in the legend, with the room around it
 BAR_WIDTH: Final = 40  # columns of a terminal
 STYLE: Final = """\
 .chart { color: #1f2328; font: 12px system-ui, sans-serif; }
 .chart text { fill: currentColor; } .chart .title { font-size: 14px; font-weight: 600; }
-.chart .grid { stroke: currentColor; opacity: .15; } .chart .level { stroke: currentColor; opacity: .5; }
+.chart .grid { stroke: currentColor; opacity: .15; } .chart .level, .chart .cap { stroke: currentColor; opacity: .5; }
 @media (prefers-color-scheme: dark) { .chart { color: #e6edf3; } }"""
 
 
@@ -157,11 +159,15 @@ def _bars(chart: Chart, plane: _Plane) -> list[str]:
             y = plane.y(value)
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{0.9 * width:.1f}" '
-                f'height="{plane.y(0) - y:.1f}" fill="{colour}"/>'
+                f'height="{plane.y(0) - y:.1f}" rx="2" fill="{colour}"/>'
             )
+            middle, above = x + 0.45 * width, y
             if series.intervals:
                 low, high = (plane.y(bound) for bound in series.intervals[i])
-                parts.append(_line(x + 0.45 * width, low, x + 0.45 * width, high, "level"))
+                above = min(y, high)
+                parts.append(_line(middle, low, middle, high, "level"))
+                parts += [_line(middle - 4, end, middle + 4, end, "cap") for end in (low, high)]
+            parts.append(_text(middle, above - 5, f"{value:.2f}", "middle"))
     return parts
 
 
@@ -169,12 +175,12 @@ def _legend(chart: Chart) -> list[str]:
     """Only where there are several series."""
     if len(chart.series) < 2:
         return []
-    parts, x = [], WIDTH - RIGHT
-    for series, colour in reversed(list(zip(chart.series, COLOURS, strict=False))):
-        parts.append(_text(x, 18, series.name, "end"))
-        x -= 7 * len(series.name) + 14
-        parts.append(f'<rect x="{x}" y="9" width="9" height="9" fill="{colour}"/>')
-        x -= 10
+    widths = [SWATCH + LETTER * len(series.name) for series in chart.series]
+    parts, x = list[str](), WIDTH - RIGHT - sum(widths)
+    for series, colour, width in zip(chart.series, COLOURS, widths, strict=False):
+        parts.append(f'<rect x="{x:.1f}" y="9" width="9" height="9" rx="2" fill="{colour}"/>')
+        parts.append(_text(x + 14, 18, series.name, "start"))
+        x += width
     return parts
 
 

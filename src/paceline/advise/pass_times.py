@@ -5,16 +5,15 @@ of it is a factor for each row count. A machine changes its speed within minutes
 So every output has passes of one row right after it, and only ratios to these are compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 import numpy as np
 
+from paceline.target.cost import PassCost, batch_ms
 from paceline.trace.record import RoundRecord
-
-PassCost = Callable[[int, int], float]  # rows and context to the milliseconds of a pass
 
 MIN_PASSES: Final = 5  # of one kind, before their times count
 _TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
@@ -31,25 +30,15 @@ class TimedPass:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Milliseconds of a pass by the sequences in it.
-
-    Rows of all sequences share the weights. Keys and values are each sequence's own, so that what a context
-    adds to a pass is added for each.
-    """
+    """Milliseconds of a pass by the sequences in it."""
 
     cost: PassCost  # of one sequence
     prompt_row_ms: float = 0.0  # that a row of a prompt adds; 0: as the curve goes on
     beside_ms: float = 0.0  # in every pass, outside of the target: what a replay has no part of
 
     def __call__(self, sequences: Sequence[tuple[int, int]], prompt_rows: int = 0) -> float:
-        """sequences: rows and context of each. The curve may cross where it is extrapolated."""
-        plain = self._decoding_ms([(1, context) for _, context in sequences])
-        decoding = max(plain, self._decoding_ms(sequences))
-        return decoding + prompt_rows * self.prompt_row_ms + self.beside_ms
-
-    def _decoding_ms(self, sequences: Sequence[tuple[int, int]]) -> float:
-        contexts = sum(self.cost(rows, context) - self.cost(rows, 0) for rows, context in sequences)
-        return self.cost(max(1, sum(rows for rows, _ in sequences)), 0) + contexts
+        """sequences: rows and context of each that decodes."""
+        return batch_ms(self.cost, sequences) + prompt_rows * self.prompt_row_ms + self.beside_ms
 
     def row_ms(self, context: int) -> float:
         """That a row of a prompt adds."""

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.advise.advice import MIN_CONVERSATIONS, RouteAdvice
-from paceline.advise.chart import STYLE, Chart, Series, svg
+from paceline.advise.chart import LEFT, LETTER, RIGHT, STYLE, WIDTH, Chart, Series, svg
 from paceline.advise.engine_flags import Speculation, engine_flags
 from paceline.advise.memory_estimate import MIB, MemoryEstimate
-from paceline.advise.pass_times import PassCost
 from paceline.advise.routes_file import route_yaml, routes_yaml
+from paceline.target.cost import PassCost
 
 TEMPLATE: Final = Path(__file__).parent / "report.html"
 CHART_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -123,7 +123,8 @@ def _summary_chart(routes: Sequence[RouteAdvice]) -> Chart:
         [(one.best.speedup.low, one.best.speedup.high) for one in routes],
     )
     turns = Series("whole turns", [one.best.turn_speedup for one in routes])
-    names = [one.route if len(one.route) <= 14 else f"{one.route[:12]}…" for one in routes]
+    room = int((WIDTH - LEFT - RIGHT) / len(routes) / LETTER)  # letters under a pair of bars
+    names = [one.route if len(one.route) <= room else f"{one.route[: max(1, room - 1)]}…" for one in routes]
     return Chart("Expected speed-up", "", "times plain", names, (decoding, turns), bars=True, level=1.0)
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, cat
 
-from paceline.advise.pass_times import PassCost, TimedPass
+from paceline.advise.pass_times import TimedPass
 from paceline.advise.replay import RecordedOutput
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.target.cost import PassCost
 from paceline.types import Feed, Round, Seq
 
 if TYPE_CHECKING:

@@ -317,7 +317,10 @@ def _print(advice: "Advice") -> None:
             out.print(f"  from {sample}: give it more traffic, --requests and --minutes", markup=False)
     out.print(f"{NOT_REPLAYED[0].upper()}{NOT_REPLAYED[1:]}.", markup=False)
     if advice.busy:
-        out.print("No two measurements of a pass agreed, as on a busy machine: speed-ups are provisional.")
+        out.print(
+            "No two measurements of a pass agreed, or other processes ran beside them: "
+            "speed-ups are provisional."
+        )
     out.print(f"Memory: {advice.memory.verdict}.", markup=False)
     if (fit := advice.training) is not None:
         before = "" if fit.before is None else f", {fit.before:.2f} before"

@@ -44,6 +44,7 @@ _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
 
 Clock = Callable[[], float]  # seconds
+PassCost = Callable[[int, int], float]  # rows and context to the milliseconds of a pass of one sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,19 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
         i += 1
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return max(y0 + (y1 - y0) * (at - x0) / (x1 - x0), min(y for _, y in points) / 10)
+
+
+def batch_ms(cost: PassCost, sequences: Sequence[tuple[int, int]]) -> float:
+    """Milliseconds of a pass of several sequences: rows and context of each.
+
+    Rows of all sequences share the weights. Keys and values are each sequence's own, so that what a context
+    adds to a pass is added for each. More rows cost no less, though curves may cross where they are
+    extrapolated.
+    """
+    rows = max(1, sum(n for n, _ in sequences))
+    contexts = sum(cost(n, context) - cost(n, 0) for n, context in sequences)
+    plain = cost(max(1, len(sequences)), 0) + sum(cost(1, c) - cost(1, 0) for _, c in sequences)
+    return max(plain, cost(rows, 0) + contexts)
 
 
 def cost_table(target: ModelTarget) -> CostTable:

@@ -22,7 +22,8 @@ from paceline.server.telemetry.metric_definitions import (
     route_rates,
     route_speedups,
 )
-from paceline.server.telemetry.route_accounting import PassCost, RouteAccounting, RouteFigures
+from paceline.server.telemetry.route_accounting import RouteAccounting, RouteFigures
+from paceline.target.cost import PassCost
 from paceline.trace.record import RequestStats
 from paceline.types import DiskCacheStats, Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS

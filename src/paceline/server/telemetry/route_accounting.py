@@ -1,7 +1,8 @@
 """Predicted against measured: tokens per pass and speed-up of each route, of late.
 
 The speed-up compares the time of decoding rounds with that of plain ones for the same tokens. No plain round
-is run for that: its time is that of the cost curve, times what the route's passes take of theirs.
+is run for that: its time is that of the cost curve, times what passes of the route without a draft take of
+theirs, or all passes where there are few such.
 """
 
 import logging
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Literal
 
+from paceline.target.cost import PassCost, batch_ms
 from paceline.types import Round
 
 WINDOW: Final = 20_000  # tokens of a route after which older ones count half
@@ -17,9 +19,9 @@ LOG_EVERY_S: Final = 600.0
 MIN_TOKENS: Final = 500  # of a route, before its figures are compared with a prediction
 MAX_ERROR: Final = 0.15  # of a prediction, beyond which the log warns
 MAX_ROWS: Final = 65  # of one output in a pass that only decodes: its own and those of the longest draft
+MIN_PLAIN: Final = 50  # rounds in passes without a draft, before their time counts
 PLAIN_SHARE: Final = 0.95  # of rounds without a draft, from which on a route counts as decoding plainly
 
-PassCost = Callable[[int, int], float]  # rows and context to milliseconds
 State = Literal["off", "idle", "plain", "drafting"]
 log = logging.getLogger("paceline")
 
@@ -56,6 +58,9 @@ class _Sums:
     draft_us: float = 0.0
     target_us: float = 0.0
     curve_us: float = 0.0  # of the same passes, by the cost curve
+    undrafted: float = 0.0  # rounds in passes without any draft, and what follows for them alone
+    undrafted_us: float = 0.0
+    undrafted_curve_us: float = 0.0
     plain_us: float = 0.0  # of plain passes for the same tokens, by the cost curve
 
     def halve(self) -> None:
@@ -63,7 +68,10 @@ class _Sums:
             setattr(self, name, getattr(self, name) / 2)
 
     def figures(self) -> RouteFigures:
-        drift = self.target_us / self.curve_us if self.curve_us else 1.0
+        measured, expected = self.target_us, self.curve_us
+        if self.undrafted >= MIN_PLAIN:
+            measured, expected = self.undrafted_us, self.undrafted_curve_us
+        drift = measured / expected if expected else 1.0
         spent = self.draft_us + self.target_us
         return RouteFigures(
             tokens=round(self.tokens),
@@ -104,15 +112,25 @@ class RouteAccounting:
         sums.draft_us += r.draft_us / r.batch
         sums.target_us += r.target_us / r.batch
         if self.cost is not None:
-            plain = self.cost(r.batch, r.start)
-            curve = max(plain, self.cost(r.rows, r.start))  # curves may cross where they are extrapolated
+            plain, curve = (self._pass_ms(rows, r) for rows in (r.batch, r.rows))
             sums.curve_us += 1000 * curve / r.batch
             sums.plain_us += 1000 * len(r.tokens) * plain / r.batch
+            if r.rows == r.batch:
+                sums.undrafted += 1
+                sums.undrafted_us += r.target_us / r.batch
+                sums.undrafted_curve_us += 1000 * curve / r.batch
         if sums.tokens > WINDOW:
             sums.halve()
         self._active.add(route)
         if self._clock() - self._logged_at >= LOG_EVERY_S:
             self._log()
+
+    def _pass_ms(self, rows: int, r: Round) -> float:
+        """By the cost curve, of a pass like this one with so many rows. Others' contexts count as its own."""
+        if self.cost is None:
+            return 0.0
+        share, more = divmod(rows, r.batch)
+        return batch_ms(self.cost, [(share + (i < more), r.start) for i in range(r.batch)])
 
     def figures(self, route: str) -> RouteFigures | None:
         """None: there was no decoding round yet."""

@@ -31,7 +31,7 @@ function draw(root, report, source, api, charts) {
   const machine = Object.entries(report.machine ?? {}).map(([name, value]) => `${name}: ${value}`).join(" · ");
   add(root,
     h("p", { class: "note lead", text: `${report.target}${source ? ` · ${source}` : ""} · ${machine}` }),
-    report.busy && h("div", { class: "banner warn" }, h("p", { text: "Speed-ups are provisional: no two measurements of a pass agreed, as on a busy machine. Tokens per pass do not depend on it." })),
+    report.busy && h("div", { class: "banner warn" }, h("p", { text: "Speed-ups are provisional: no two measurements of a pass agreed, or other processes ran beside them. Tokens per pass do not depend on it." })),
     report.routes_file && panel("Routes file", config(report.routes_file, "Routes file", "Copy this config", api), { note: "for paceline serve --routes" }),
     ...report.routes.map((one) => route(one, report.flags?.[one.route], api, charts)),
     memory(report.memory),
