@@ -86,7 +86,7 @@ class CaseOptions:
 
     @property
     def source(self) -> str:
-        return str(self.traces) if self.traces is not None else f"suite {self.suite}"
+        return self.traces.name if self.traces is not None else f"suite {self.suite}"
 
     def cases(self, warmup: int) -> "Iterator[Case]":
         from paceline.gate.cases import read_cases, with_defaults
