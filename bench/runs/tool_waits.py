@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import pages, prefetch, workload
+from bench import pages, prefetch, results_folder, workload
 from bench.runs.arms import WARM_UP
 from bench.runs.conversations import GREETING, Message
 from bench.runs.effects import PREFILL
@@ -45,6 +45,7 @@ from paceline.text.tool_calls import ToolCall, ToolFormat, render_calls
 from paceline.web.api_keys import tenant as tenant_of
 
 MODEL: Final = "smollm2-135m"
+RESULT: Final = "tool_waits"
 SERVER: Final = "bench.runs.recorded_answers"
 RUNS: Final = 3  # of each data set
 HELD_BACK: Final = 3  # last groups of a tenant, which its predictor does not know
@@ -373,6 +374,15 @@ COLUMNS: Final = (
 )
 
 
+def about(result: Mapping[str, Any]) -> str:
+    facts = result["machine"]
+    return (
+        f"{facts['model']}, {facts['cpu']}, {facts['cores']} cores, `{result['command']}`, {facts['date']}, "
+        f"commit {facts['commit']}: whole runs, texts for the user included; in brackets the time in which "
+        "the agent waited for tools."
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench prefetch-served", description=__doc__)
     made.add_argument("--model", default=MODEL)
@@ -383,6 +393,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--timelines", type=int, default=0, help="runs whose two timelines are printed")
     made.add_argument("--write", action="store_true", help="keep the result in bench/results")
+    made.add_argument("--add", action="store_true", help="to the stored result, for data sets it lacks")
     return made
 
 
@@ -391,12 +402,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     servers.end_with_this_process()
     rows = measure(options)
+    if options.add:
+        stored = results_folder.read_one(f"{RESULT}-{options.model}")["runs"]
+        rows = [one for one in stored if one["set"] not in options.sets.split(",")] + rows
     sums = totals(rows)
     Console(width=220).print(Table.of(COLUMNS, sums, "recorded runs with slow tools").terminal())
     if options.write:
-        pages.keep(
-            f"tool_waits-{options.model}", "prefetch-served", given, options.model, rows=sums, runs=rows
-        )
+        pages.keep(f"{RESULT}-{options.model}", "prefetch-served", given, options.model, rows=sums, runs=rows)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
