@@ -213,7 +213,9 @@ class Client:
         self._port, self._model, self._tool_s = port, model, tool_s
 
     def read_head(self, run: RecordedRun, way: str) -> None:
-        body = {"model": self._model, "messages": run.head, "tools": run.tools, "user": user(run.tenant, way)}
+        """Nothing is written to the disk meanwhile."""
+        whose = {"user": user(run.tenant, way), "remember": False}
+        body = {"model": self._model, "messages": run.head, "tools": run.tools, **whose}
         status, text = post(self._port, PREFILL, body)
         if status != 200:
             raise Refused(status, text)
