@@ -1,6 +1,7 @@
 """The tables in docs/agents.md and docs/cache.md.
 
-What each habit of an agent is worth, how many tool calls are predicted, and the first token after a restart.
+What each habit of an agent is worth, how many tool calls are predicted and what that saves, and the first
+token after a restart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import prefetch, results_folder
-from bench.runs import effects, restarts
+from bench.runs import effects, restarts, tool_waits
 from bench.table import Table
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
@@ -33,6 +34,13 @@ def predicted() -> Lines:
     return lines
 
 
+def tool_times() -> Lines:
+    lines = []
+    for result in reversed(results_folder.read(tool_waits.RESULT)):
+        lines += [tool_waits.about(result), "", *Table.of(tool_waits.COLUMNS, result["rows"]).markdown()]
+    return lines
+
+
 def after_restarts() -> Lines:
     lines = []
     for result in reversed(results_folder.read("restarts")):
@@ -53,7 +61,7 @@ def _about(result: Mapping[str, Any], what: str) -> str:
 
 
 SECTIONS: Final[Mapping[str, Mapping[str, Callable[[], Sequence[str]]]]] = {  # by page and mark
-    "agents.md": {"agents": habits, "prefetch": predicted},
+    "agents.md": {"agents": habits, "prefetch": predicted, "tool waits": tool_times},
     "cache.md": {"restarts": after_restarts},
 }
 

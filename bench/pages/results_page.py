@@ -17,6 +17,7 @@ from bench.pages import gpu
 from bench.peers.systems import precision
 from bench.results_folder import Result
 from bench.runs import rows as run_rows
+from bench.runs import tool_waits
 from bench.serve.tables import tables
 from bench.table import Table
 from bench.vllm import command as vllm_command
@@ -265,6 +266,16 @@ def controlled(result: Result) -> Lines:
     ]
 
 
+def slow_tools(result: Result) -> Lines:
+    return [
+        f"## Runs with slow tools, {result['machine']['model']}",
+        "",
+        tool_waits.about(result),
+        "",
+        *Table.of(tool_waits.COLUMNS, result["rows"]).markdown(),
+    ]
+
+
 def predicted_calls(result: Result) -> Lines:
     return [
         "## predicted tool calls",
@@ -291,6 +302,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "soak": soak,
     "advise": advice,
     "prefetch": predicted_calls,
+    "tool_waits": slow_tools,
     "hostile": soak,
     "split": split_modes,
     "gate": verdicts,

@@ -7,6 +7,9 @@ arms             paceline's and llama.cpp's servers: how each starts, is asked, 
 rounds           rounds within a time budget: each server in turn, in another order every round
 rows             rows, ratios and tables
 effects          python -m bench agents: what each habit of a fast agent is worth
+restarts         python -m bench restarts: the first token of a prompt that an earlier process has read
+tool_waits       python -m bench prefetch-served: runs with slow tools, with prefetching or not
+recorded_answers the server of tool_waits, whose answers are those of a recording
 
 History. A turn's request has the recorded messages before it, and the model's own answer is timed and
 dropped: so all servers read the same prompts, however their answers differ by rounding. An agent sends back

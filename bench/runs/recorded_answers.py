@@ -34,5 +34,5 @@ def constraint(spec: OutputSpec, form: ToolFormat, prompt_end: str = "") -> Cons
 if __name__ == "__main__":
     from paceline.cli import main
 
-    OutputSpec.constraint = constraint  # type: ignore[method-assign]
+    OutputSpec.constraint = constraint  # type: ignore[method-assign,assignment]
     main()

@@ -5,7 +5,7 @@ has the first one's folder of pages: from the disk, then from memory. `--reboot`
 system's memory before, so that they come from the device. What writing costs is measured in the first server,
 on further prompts: some are kept, some are not (`remember: false`), in turn. After each the client is silent
 for two seconds, as while a tool runs, in which pages are written: the processor's time counts it, the first
-token does not.
+token does not. `--load N`: that many other clients have answers streamed by both servers all the while.
 """
 
 import argparse
@@ -13,9 +13,11 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 from rich.console import Console
@@ -35,6 +37,7 @@ MODEL: Final = "smollm2-135m"
 TOKENS: Final = 3300
 WRITTEN_TOKENS: Final = 2600  # of a prompt on which writing is measured
 SILENCE_S: Final = 2.0
+LOAD_TOKENS: Final = 128  # of each answer to another client
 AGAIN: Final = 3  # requests that find the prompt in memory
 Row = dict[str, Any]
 Report = Callable[[str], None]
@@ -91,9 +94,12 @@ class Agent:
 
 
 class Restarts:
-    def __init__(self, model: str, threads: int, tokens: int, reboot: bool, report: Report) -> None:
+    def __init__(
+        self, model: str, threads: int, tokens: int, reboot: bool, report: Report, load: int = 0
+    ) -> None:
+        """load: other clients."""
         self._model, self._threads, self._reboot, self._report = model, threads, reboot, report
-        self._tokens = tokens
+        self._tokens, self._load = tokens, load
         self._agent = Agent(model)
         self._found: dict[str, list[Reading]] = {}
         self._cpu: dict[str, list[float]] = {}  # seconds
@@ -144,13 +150,35 @@ class Restarts:
     @contextmanager
     def _server(self, folder: str) -> Iterator[RunningServer]:
         """It has answered a short prompt once."""
-        served = servers.paceline(self._model, self._threads, 2, options=["--cache-dir", folder])
+        slots = 2 + self._load
+        served = servers.paceline(self._model, self._threads, slots, options=["--cache-dir", folder])
         try:
             read(served.port, CHAT, {**WARM_UP, "model": self._model, "user": "warm-up"})
             time.sleep(SILENCE_S)  # the first record of the trace store is being written
-            yield served
+            with self._loaded(served.port):
+                yield served
         finally:
             served.close()
+
+    @contextmanager
+    def _loaded(self, port: int) -> Iterator[None]:
+        """Other clients ask one question after another meanwhile."""
+        ended = Event()
+
+        def client(number: int) -> None:
+            while not ended.is_set():
+                text = f"Client {number}: tell a story of a lantern."
+                body = {**WARM_UP, "messages": [question(text)], "max_tokens": LOAD_TOKENS}
+                read(port, CHAT, {**body, "model": self._model, "user": f"load {number}"})
+
+        with ThreadPoolExecutor(max(1, self._load)) as pool:
+            asking = [pool.submit(client, number) for number in range(self._load)]
+            try:
+                yield
+            finally:
+                ended.set()
+        for one in asking:
+            one.result()
 
 
 def _cpu_s(served: RunningServer) -> float:
@@ -175,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--written", type=int, default=4, help="pairs of prompts a round, kept and not kept")
     made.add_argument("--reboot", action="store_true", help="drop the pages from the system's memory")
+    made.add_argument("--load", type=int, default=0, help="other clients, who have answers streamed")
     made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--write", action="store_true", help="write bench/results and the pages made from it")
     return made
@@ -185,11 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     servers.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 180)
-    restarts = Restarts(options.model, options.threads, options.tokens, options.reboot, print)
+    restarts = Restarts(options.model, options.threads, options.tokens, options.reboot, print, options.load)
     for number in range(options.rounds):
         restarts.round(number, options.written)
     rows = restarts.rows()
     console.print(Table.of(COLUMNS, rows, "the first token of a prompt").terminal())
     if options.write:
-        name = f"restarts-{options.model}{'-reboot' if options.reboot else ''}"
+        kind = ("-reboot" if options.reboot else "") + ("-load" if options.load else "")
+        name = f"restarts-{options.model}{kind}"
         pages.keep(name, "restarts", given, options.model, rounds=options.rounds, rows=rows)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import pages, prefetch, workload
+from bench import pages, prefetch, results_folder, workload
 from bench.runs.arms import WARM_UP
 from bench.runs.conversations import GREETING, Message
 from bench.runs.effects import PREFILL
@@ -45,6 +45,7 @@ from paceline.text.tool_calls import ToolCall, ToolFormat, render_calls
 from paceline.web.api_keys import tenant as tenant_of
 
 MODEL: Final = "smollm2-135m"
+RESULT: Final = "tool_waits"
 SERVER: Final = "bench.runs.recorded_answers"
 RUNS: Final = 3  # of each data set
 HELD_BACK: Final = 3  # last groups of a tenant, which its predictor does not know
@@ -64,7 +65,8 @@ class Step:
     """One answer of a recorded run."""
 
     messages: Sequence[Message]  # before it
-    text: str  # in the model's markup
+    content: str  # for the user
+    text: str  # all of it, in the model's markup
     tokens: int
     calls: tuple[tuple[str, str, str], ...]  # name, arguments and result of each
 
@@ -85,18 +87,20 @@ class RecordedRun:
 
 
 def steps(record: Record, tokenizer: Tokenizer, max_prompt: int) -> tuple[Step, ...]:
-    """None where the template refuses a message or the run is too long."""
+    """Of one run; none where the template refuses a message, an answer is empty or the run is too long."""
     messages, made = record["messages"], []
     results = {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"}
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or not i:
             continue
         calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-        text = _text(message, [function for _, function in calls], tokenizer.tool_format)
+        content: str = message.get("content") or ""
+        text = content + _markup([function for _, function in calls], tokenizer.tool_format)
         given = tuple((f["name"], f["arguments"], results.get(id) or "") for id, f in calls)
         if not text:
             return ()
-        made.append(Step(messages[:i], text, len(tokenizer.encode(text, bos=False)), given))
+        tokens = len(tokenizer.encode(text, bos=False))
+        made.append(Step(messages[:i], content, text, tokens, given))
     try:
         longest = len(tokenizer.encode_chat(made[-1].messages, record["tools"])) if made else 0
     except TextError:
@@ -104,9 +108,9 @@ def steps(record: Record, tokenizer: Tokenizer, max_prompt: int) -> tuple[Step, 
     return tuple(made) if longest <= max_prompt else ()
 
 
-def _text(message: Message, functions: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
+def _markup(functions: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
     calls = [ToolCall(f["name"], read_arguments(f["arguments"]) or {}) for f in functions]
-    return (message.get("content") or "") + (render_calls(calls, form) if calls else "")
+    return render_calls(calls, form) if calls else ""
 
 
 def learned(batches: Sequence[Sequence[Record]]) -> ToolCallPredictor:
@@ -212,7 +216,9 @@ class Client:
         self._port, self._model, self._tool_s = port, model, tool_s
 
     def read_head(self, run: RecordedRun, way: str) -> None:
-        body = {"model": self._model, "messages": run.head, "tools": run.tools, "user": user(run.tenant, way)}
+        """Nothing is written to the disk meanwhile."""
+        whose = {"user": user(run.tenant, way), "remember": False}
+        body = {"model": self._model, "messages": run.head, "tools": run.tools, **whose}
         status, text = post(self._port, PREFILL, body)
         if status != 200:
             raise Refused(status, text)
@@ -295,8 +301,7 @@ def expected(run: RecordedRun) -> tuple[list[str], list[str]]:
     texts, results = [], []
     for step in run.steps:
         calls = [(name, canonical(read_arguments(given) or {})) for name, given, _ in step.calls]
-        content = step.text.partition("<tool_call>")[0] if calls else step.text
-        texts.append(json.dumps([content, calls]))
+        texts.append(json.dumps([step.content, calls]))
         results += [result for _, _, result in step.calls]
     return texts, results
 
@@ -356,6 +361,12 @@ def _of(way: str, form: str) -> Callable[[Any], str]:
     return lambda row: form.format(**row["ways"][way])
 
 
+def most(row: Mapping[str, Any]) -> float:
+    """The share of plain runs in which tools that read are waited for: nobody can save more."""
+    plain = row["ways"][PLAIN]
+    return float(plain["tool_s"] * row["safe"] / max(1, row["calls"]) / plain["seconds"])
+
+
 COLUMNS: Final = (
     Column("runs", "set"),
     Column("number", "runs"),
@@ -363,6 +374,7 @@ COLUMNS: Final = (
     Column("of tools that read", "safe"),
     Column("answer with a call, ms", lambda r: f"{r['answer_ms']:.0f}"),
     Column("plain, s (tools)", _of(PLAIN, "{seconds:.1f} ({tool_s:.1f})")),
+    Column("can be saved at most", lambda r: f"{100 * most(r):.0f} %"),
     Column("prefetching, s (tools)", _of(AHEAD, "{seconds:.1f} ({tool_s:.1f})")),
     Column("ahead / in vain", _of(AHEAD, "{used} / {wrong}")),
     Column("shorter (single runs)", _shorter(AHEAD)),
@@ -371,6 +383,15 @@ COLUMNS: Final = (
     Column("shorter, kept (single runs)", _shorter(KEPT)),
     Column("same texts, results, effects", lambda r: f"{r['same']} of {r['runs']}"),
 )
+
+
+def about(result: Mapping[str, Any]) -> str:
+    facts = result["machine"]
+    return (
+        f"{facts['model']}, {facts['cpu']}, {facts['cores']} cores, `{result['command']}`, {facts['date']}, "
+        f"commit {facts['commit']}: whole runs, texts for the user included; in brackets the time in which "
+        "the agent waited for tools."
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -383,6 +404,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--timelines", type=int, default=0, help="runs whose two timelines are printed")
     made.add_argument("--write", action="store_true", help="keep the result in bench/results")
+    made.add_argument("--add", action="store_true", help="to the stored result, for data sets it lacks")
     return made
 
 
@@ -391,12 +413,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     servers.end_with_this_process()
     rows = measure(options)
+    if options.add:
+        stored = results_folder.read_one(f"{RESULT}-{options.model}")["runs"]
+        rows = [one for one in stored if one["set"] not in options.sets.split(",")] + rows
     sums = totals(rows)
     Console(width=220).print(Table.of(COLUMNS, sums, "recorded runs with slow tools").terminal())
     if options.write:
-        pages.keep(
-            f"tool_waits-{options.model}", "prefetch-served", given, options.model, rows=sums, runs=rows
-        )
+        pages.keep(f"{RESULT}-{options.model}", "prefetch-served", given, options.model, rows=sums, runs=rows)
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ from paceline.errors import ConstraintError, PacelineError, PromptTooLong, Setti
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor, machine_key, renewed_cost_table
+from paceline.target.kv.disk_cache import cache_folder
 from paceline.target.weights.pooling import read_pooling
 from paceline.text import Detokenizer, Message, Prompt, StopChecker, named_format, read_chat_template
 from paceline.tool_loop import Run, ToolLoop, ToolRuns, Turns
@@ -134,7 +135,8 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         self.tokenizer.override(template, format)
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
         limits = GrammarLimits(config.max_grammar_s, config.max_grammar_mb, config.max_fixed_text)
-        self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits)
+        grammars = cache_folder(config.cache_dir) / "grammars" if config.cache_disk_mb else None
+        self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits, grammars)
         private = {name for name, drafter in self.drafters.items() if getattr(drafter, "private", False)}
         self._controller = controller = Rate(self.cost or None, private)
         self.saved_estimates = SavedEstimates(

@@ -1,7 +1,9 @@
 """Large grammars are compiled in another process first, which is killed for its time and its memory."""
 
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,13 +59,48 @@ def test_a_loaded_compiler_has_its_tables_and_its_process_before_the_first_gramm
 ) -> None:
     made = Compiler(TOKENIZER, VOCAB)
     made.load()
-    assert {"_tables", "_pieces", "_with_colon"} <= vars(made).keys()
+    assert {"_tables", "_pieces"} <= vars(made).keys()
+    assert made._with_byte.keys() == {b":", b">"}
     until = time.monotonic() + 60.0
     while not process_starts:  # in another thread
         assert time.monotonic() < until
         time.sleep(0.001)
     assert made.cursor(WIDE).advance(ord("{"))
     assert len(process_starts) == 1
+
+
+def test_a_grammar_that_has_passed_waits_for_no_process_after_a_restart(
+    process_starts: list[float], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert Compiler(TOKENIZER, VOCAB, folder=tmp_path / "grammars").cursor(WIDE).advance(ord("{"))
+    assert len(process_starts) == 1
+    (known,) = (tmp_path / "grammars").iterdir()
+    assert int(known.read_text()) > 0
+    known.write_text("")  # cut by a crash
+    assert Compiler(TOKENIZER, VOCAB, folder=tmp_path / "grammars").cursor(WIDE).advance(ord("{"))
+    assert len(process_starts) == 2
+
+
+def test_other_limits_and_other_vocabularies_are_tried_anew(
+    process_starts: list[float], tmp_path: Path
+) -> None:
+    Compiler(TOKENIZER, VOCAB, folder=tmp_path).cursor(WIDE)
+    Compiler(TOKENIZER, VOCAB, GrammarLimits(seconds=2.0), folder=tmp_path).cursor(WIDE)
+    Compiler(TOKENIZER, VOCAB + 1, folder=tmp_path).cursor(WIDE)
+    assert len(process_starts) == 3
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_remembers_a_bounded_number_of_grammars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MAX_ACCEPTED", 3)
+    for number in range(5):
+        sandbox.AcceptedGrammars(tmp_path).add(f"{number}", number)
+        os.utime(tmp_path / f"{number}", (number, number))
+    known = sandbox.AcceptedGrammars(tmp_path)
+    assert [known.taken(f"{number}") for number in range(5)] == [None, None, 2, 3, 4]
 
 
 @pytest.mark.slow

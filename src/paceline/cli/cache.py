@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated, Final
 
 import typer
@@ -41,12 +42,14 @@ def clear_pages(
     cache_dir: CacheDir = None,
     model: Annotated[str | None, typer.Option(help="Only of this model, as `ls` names it.")] = None,
 ) -> None:
-    """Remove cached prefixes and, without --model, what predicts tool calls. Servers may run meanwhile."""
+    """Remove cached prefixes and, without --model, what is kept beside them. Servers may run meanwhile."""
     from paceline.server.tool_prediction.predictor_files import clear as clear_predictors
     from paceline.target.kv.disk_cache import cache_folder, clear
 
     folder = cache_folder(cache_dir)
     print(f"{clear(folder, model):,} pages removed")
+    if model is None:
+        rmtree(folder / "grammars", ignore_errors=True)
     if model is None and (removed := clear_predictors(folder)):
         print(f"tool predictions of {removed:,} tenants removed")
 

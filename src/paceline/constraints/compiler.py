@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -27,7 +28,7 @@ from paceline.constraints.grammars import (
     UnmarkedCalls,
     quoted,
 )
-from paceline.constraints.sandbox import Sandbox, SandboxSetup
+from paceline.constraints.sandbox import AcceptedGrammars, Sandbox, SandboxSetup
 from paceline.constraints.sandbox_process import compile_grammar as compiled
 from paceline.constraints.tool_call_openings import ToolCallOpenings
 from paceline.constraints.trigger_cursor import Openings, Trigger, TriggerCursor
@@ -107,7 +108,15 @@ class _LruCache(Generic[K, V]):
 class Compiler:
     """Makes cursors. The tokenizer's tables are built for the first constraint."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        limits: GrammarLimits | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """folder: remembers which large grammars could be compiled, for later processes."""
+        self._folder = folder
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
         self._limits = limits or GrammarLimits()
@@ -118,6 +127,7 @@ class Compiler:
             MAX_CACHED, MAX_CACHED_BYTES, lambda _: TRIGGER_BYTES
         )
         self._refused: OrderedDict[bytes, ConstraintError] = OrderedDict()  # by the grammar's digest
+        self._with_byte: dict[bytes, list[int]] = {}  # tokens whose text has a byte
 
     def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
@@ -131,7 +141,7 @@ class Compiler:
 
         Begins to start the sandbox, too: the first request with tools shall wait for neither.
         """
-        _ = self._tables, self._with_colon
+        _ = self._tables, self._with(":"), self._with(self._tokenizer.tool_format.trigger[-1:])
         self._sandbox.start()
 
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
@@ -190,7 +200,8 @@ class Compiler:
                 limits.forced_bytes,
                 limits.seconds,
                 limits.memory_mb << 20,
-            )
+            ),
+            None if self._folder is None else AcceptedGrammars(self._folder),
         )
 
     def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Openings | None]:
@@ -206,6 +217,7 @@ class Compiler:
             tag.again,
             tag.anywhere,
             self._tokenizer.eos_ids,
+            self._with(tag.trigger[-1:]),
             tag.must,
         )
         return trigger, None if tag.unmarked is None else self._openings(tag.unmarked)
@@ -216,7 +228,7 @@ class Compiler:
         except ConstraintError:  # too large: calls with the trigger are still enforced
             return None
         return Openings(
-            ToolCallOpenings(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon
+            ToolCallOpenings(calls.schemas), self._pieces, partial(self._start, grammar), self._with(":")
         )
 
     def _start(self, grammar: Grammar | None, written: bytes, quick: bool) -> Cursor | None:
@@ -266,10 +278,12 @@ class Compiler:
         pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
         return pieces + [b""] * (self._vocab - len(pieces))
 
-    @cached_property
-    def _with_colon(self) -> list[int]:
-        """Tokens that may complete the opening of a call."""
-        return [token for token, piece in enumerate(self._pieces) if b":" in piece]
+    def _with(self, end: str) -> list[int]:
+        """Tokens that may complete a text with this last character: those with its last byte."""
+        last = end.encode()[-1:]
+        if last not in self._with_byte:
+            self._with_byte[last] = [token for token, piece in enumerate(self._pieces) if last in piece]
+        return self._with_byte[last]
 
     @cached_property
     def _tables(self) -> "LLTokenizer":

@@ -1,9 +1,11 @@
 """Large grammars are compiled in another process first, which is killed for its time or its memory.
 
 A grammar that takes too long, takes too much memory or crashes the compiler ends that process instead of the
-server. One that passes costs no more when it is compiled here.
+server. One that passes costs no more when it is compiled here. That it passed is remembered on the disk:
+after a restart, an agent's tools wait for no other process.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -12,14 +14,19 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from paceline.constraints import sandbox_process
 from paceline.errors import Busy, ConstraintError
 
 MAX_WAITING: Final = 8  # grammars at once; more are refused
-IDLE_S: Final = 20.0  # without a grammar: the process is ended
+IDLE_S: Final = 300.0  # without a grammar: the process is ended, and the next one waits for another
+MAX_ACCEPTED: Final = 1024  # grammars that a folder remembers
 MAX_HELD: Final = 16 << 20  # bytes that the process may keep after a grammar; with more it is ended
 SLOWEST: Final = 30.0  # wall time for one second of CPU time, on a machine that has much else to do
 _ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -37,6 +44,38 @@ class SandboxSetup:
     memory: int  # bytes for one grammar
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+class AcceptedGrammars:
+    """Grammars that have passed: files of a folder, named by a hash, each with the bytes that one takes.
+
+    A file that cannot be read or written costs time, and nothing else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with suppress(OSError):
+            files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for path in files[:-MAX_ACCEPTED]:
+                path.unlink()
+
+    def taken(self, name: str) -> int | None:
+        """None: it is not known."""
+        try:
+            taken = int((self._folder / name).read_text())
+            os.utime(self._folder / name)
+        except (OSError, ValueError):
+            return None
+        return taken if taken >= 0 else None
+
+    def add(self, name: str, taken: int) -> None:
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._folder / name).write_text(str(taken))
+
+
 class Sandbox:
     """Starts the process for its first grammar or by `start`, and again after it was ended.
 
@@ -44,8 +83,8 @@ class Sandbox:
     ends it, between two grammars: none is sent to a process that is about to end.
     """
 
-    def __init__(self, setup: SandboxSetup) -> None:
-        self._setup = setup
+    def __init__(self, setup: SandboxSetup, accepted: AcceptedGrammars | None = None) -> None:
+        self._setup, self._accepted = setup, accepted
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
@@ -60,6 +99,7 @@ class Sandbox:
             self._cancel_idle()
             self._running()
             self._end_when_idle()
+        _ = self._setting
 
     def compile(self, grammar: str, limits: Mapping[str, int], forces: bool = True) -> tuple[str | None, int]:
         """The compiler's error, or None, and the bytes that the grammar takes. Any thread, one at a time.
@@ -68,14 +108,34 @@ class Sandbox:
 
         Raises ConstraintError where the process was killed, and Busy where too many grammars wait already.
         """
+        message = {"grammar": grammar, "limits": dict(limits), "forces": forces}
+        if self._accepted is None:
+            return self._try(message)
+        name = self._name(message)
+        if (known := self._accepted.taken(name)) is not None:
+            return None, known
+        error, taken = self._try(message)
+        if error is None:
+            self._accepted.add(name, taken)
+        return error, taken
+
+    def _name(self, message: Mapping[str, Any]) -> str:
+        """A hash of all that decides whether a grammar passes."""
+        return sha256(f"{self._setting} {_json(message)}".encode("utf-8", "surrogatepass")).hexdigest()
+
+    @cached_property
+    def _setting(self) -> str:
+        """Of the compiler, the tokenizer and the limits of the process."""
+        told = f"{version('llguidance')} {_json(asdict(self._setup))}"
+        return sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _try(self, message: Mapping[str, Any]) -> tuple[str | None, int]:
         if not self._waiting.acquire(blocking=False):
             raise Busy(f"{MAX_WAITING} large constraints wait to be compiled already: try again later")
         try:
             with self._lock:
                 self._cancel_idle()
-                error, taken, held = self._compile(
-                    {"grammar": grammar, "limits": dict(limits), "forces": forces}
-                )
+                error, taken, held = self._compile(message)
                 if held > MAX_HELD:
                     self.close()
                 else:

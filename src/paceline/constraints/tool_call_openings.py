@@ -139,7 +139,8 @@ class ToolCallOpenings:
         reached = deque(self._resume)
         while reached:
             here = reached.popleft()
-            for earlier in before.get(here, set()) - distances.keys():
-                distances[earlier] = distances[here] + 1
-                reached.append(earlier)
+            for earlier in before.get(here, ()):
+                if earlier not in distances:
+                    distances[earlier] = distances[here] + 1
+                    reached.append(earlier)
         return distances

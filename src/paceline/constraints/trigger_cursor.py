@@ -34,13 +34,9 @@ class Trigger:
     again: bool
     anywhere: bool
     eos: frozenset[int]
+    last: Sequence[int]  # tokens with the trigger's last byte
     must: bool = False
     _gates: dict[int, Bits | None] = field(default_factory=dict)
-    _last: list[int] = field(default_factory=list)  # tokens with the trigger's last byte
-
-    def __post_init__(self) -> None:
-        end = self.text[-1:]
-        self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
 
     def completes(self, written: int, token: int) -> bool:
         """True if this token completes the trigger, of which `written` bytes stand before it."""
@@ -75,7 +71,7 @@ class Trigger:
         return self._gates[written]
 
     def _mask(self, written: int) -> Bits | None:
-        completing = [t for t in self._last if written != DISABLED and self.completes(written, t)]
+        completing = [t for t in self.last if written != DISABLED and self.completes(written, t)]
         forbidden = [t for t in completing if self.entered(written, t) is None]
         if self.must:
             forbidden += self.eos
@@ -159,7 +155,7 @@ class TriggerCursor(Cursor):
         self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or an opening is complete
         self._resumes: OpeningState | None = None  # after the call that an opening has begun
         self._nesting = Nesting()  # within that call
-        self._last = -1  # the token committed last
+        self.last = -1  # the token committed last
         self._ended = False
         self._hints = False  # it never compiles
 
@@ -191,11 +187,11 @@ class TriggerCursor(Cursor):
 
     def commit(self, token: int) -> bool:
         if self._inner is None:
-            self._last = token
+            self.last = token
             return not self.finished and self._advance_free(token, quick=True)
         if self.finished or not self._inner.commit(token):
             return False
-        self._last = token
+        self.last = token
         self._after_inner(token)
         return True
 
@@ -220,7 +216,7 @@ class TriggerCursor(Cursor):
         if self._inner is not None:
             self._inner.settle()
             if self._inner.finished and not self._ended:
-                self._leave(self._last)
+                self._leave(self.last)
 
     def _advance_free(self, token: int, quick: bool) -> bool:
         trigger = self._trigger

@@ -266,6 +266,25 @@ def test_pages_are_written_when_no_more_come(folder: Path, monkeypatch: pytest.M
     wait_for(lambda: disk.stats.written == 7)
 
 
+def test_a_page_waits_for_those_that_follow_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk_cache.PAUSE_S >= 0.1  # a prompt's next block is computed in less, and would share its core
+    monkeypatch.setattr(disk_cache, "PAUSE_S", 600.0)
+    disk = opened(folder)
+    assert disk.flush(60.0)
+    change, waits = disk._writer._change, list[float | None]()
+    wait = change.wait_for
+
+    def noted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        return wait(predicate, timeout)
+
+    monkeypatch.setattr(change, "wait_for", noted)
+    offer(disk, disk.keys("", range(BLOCK))[1])
+    wait_for(lambda: 600.0 in waits or disk.stats.written == 1)
+    assert (600.0 in waits, disk.stats.written) == (True, 0)
+    assert disk.flush(60.0)
+
+
 def test_pages_are_written_at_once_when_many_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "PAUSE_S", 600.0)
     monkeypatch.setattr(disk_cache, "QUEUE_BYTES", 8 * BLOCK * ROW)
