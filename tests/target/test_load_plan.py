@@ -63,7 +63,7 @@ def test_on_a_gpu_the_plan_is_that_of_the_kernels(tmp_path: Path, monkeypatch: p
     assert plan.other > 0
     experts = tiny_gguf.write(tmp_path / "experts.gguf", "qwen3moe", kind="Q8_0")
     slower = plan_load(experts, CPU)
-    assert (slower.engine, slower.reason) == ("torch", "the kernels know no mixtures of experts")
+    assert (slower.engine, slower.reason) == ("torch", "the kernels know no mixtures of experts (qwen3_moe)")
     monkeypatch.setenv("PACELINE_GPU", "torch")
     assert plan_load(path, CPU).reason == "PACELINE_GPU=torch"
 
