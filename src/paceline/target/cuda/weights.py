@@ -26,7 +26,7 @@ INPUT_GROUP: Final[dict[WeightType, int]] = {  # inputs a warp takes at a time
 def unsupported_reason(shape: ModelConfig, names: Collection[str], kind: WeightType = "bf16") -> str | None:
     """Why the kernels cannot run this model; None: they can."""
     if shape.experts is not None:
-        return "the kernels know no mixtures of experts"
+        return f"the kernels know no mixtures of experts ({shape.architecture})"
     parts = {name.rpartition(".")[2] for name in names}
     if shape.architecture not in FAMILIES or parts & {"post_attn_norm", "post_ffn_norm"}:
         return f"the kernels do not know the architecture {shape.architecture}"
