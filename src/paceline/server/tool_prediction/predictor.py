@@ -318,8 +318,8 @@ def _together(ranked: Mapping[str, Sequence[_Value]]) -> Iterator[_Arguments]:
         return
     for own in held.values():
         if len(own) > 1:
-            values = tuple((name, own.get(name, values[0])) for name, values in ranked.items())
-            yield _Arguments(math.prod(value.probability for _, value in values), values)
+            chosen = tuple((name, own.get(name, best[0])) for name, best in ranked.items())
+            yield _Arguments(math.prod(value.probability for _, value in chosen), chosen)
 
 
 def _context(chat: Conversation) -> list[int]:
