@@ -29,14 +29,15 @@ REPEATS: Final = 7
 
 
 def attention_products(shape: ModelConfig, context: int) -> int:
-    """Multiply-adds for one token: queries with keys, weights with values."""
-    return 2 * shape.layers * shape.heads * shape.head_dim * context
+    """Multiply-adds for one token that is not scored: queries with keys, weights with values."""
+    return 2 * (shape.layers - 1) * shape.heads * shape.head_dim * context
 
 
 def weight_products(shape: ModelConfig) -> int:
-    """Multiply-adds for one token without the head, which only the last one of a prompt needs."""
-    heads = shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-    return shape.layers * shape.width * (heads + 3 * shape.ff_width)
+    """Multiply-adds for one token that is not scored: of the last layer only its key and value."""
+    queries, keys = (2 * shape.head_dim * heads for heads in (shape.heads, shape.kv_heads))
+    whole = queries + keys + 3 * shape.ff_width
+    return shape.width * ((shape.layers - 1) * whole + keys)
 
 
 def measure(target: ModelTarget, contexts: Sequence[int], piece: int, repeats: int) -> dict[int, list[float]]:

@@ -5,6 +5,7 @@ or the processor's instructions. PACELINE_CPU from outside chooses the path of t
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ SETTINGS = {
 }
 
 
+def check_scored_rows(target: NativeTarget) -> None:
+    """A tap of the last layer makes every row go through it; without one only scored rows do."""
+    vocab, lengths = target.vocab_size, {"prompt": 300, "silent": 20}
+    for name, length in lengths.items():
+        open_with(target, name, some_tokens(length, 5, vocab), tenant="scored")
+    feeds = (
+        Feed("silent", some_tokens(25, 7, vocab), NO_DRAFT, scored=False),
+        Feed("prompt", some_tokens(30, 6, vocab), random_tree(7, 3, 2, vocab=vocab)),
+    )
+    found = []
+    for taps in ((target.layers - 1,), ()):
+        found.append(target.forward(feeds, taps).logits)
+        for name, length in lengths.items():
+            target.keep(name, length)
+    assert torch.equal(*found)
+    for name in lengths:
+        target.close(name)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", SETTINGS)
 def test_every_setting_of_the_decoder(tmp_path: Path, family: str) -> None:
@@ -83,6 +103,7 @@ def test_every_setting_of_the_decoder(tmp_path: Path, family: str) -> None:
         check_chain(target, context, (2, 5, 16, 17, 70))
     check_tree(target, 286, random_tree(20, 4, 1))
     check_two_sequences(target)
+    check_scored_rows(target)
     paths = [native_target(tmp_path, path, dtype="int8", home=tmp_path / "home") for path in runnable()[:2]]
     whole = story(target, 540)
     assert all(same(story(other, 540), whole) for other in paths)
@@ -172,19 +193,21 @@ def crowd(count: int) -> dict[str, tuple[list[int], Feed]]:
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_any_batch_of_chains_trees_and_prompts(model: Path, path: str, count: int) -> None:
+    """Without a tap of the last layer, which is 1, only the rows that are scored go through all of it."""
     target, alone = native_target(model, path), {}
     for name, (context, feed) in crowd(count).items():
         open_with(target, name, context)
         alone[name] = target.forward([feed], taps=(0, 1))
         target.keep(name, len(context))
-    for names in (list(alone), list(alone)[::-1], list(alone)[::3]):
+    orders = (list(alone), list(alone)[::-1], list(alone)[::3])
+    for names, taps in product(orders, ((1, 0, 0), (0,), ())):
         feeds = [crowd(count)[name][1] for name in names]
-        scores = target.forward(feeds, taps=(1, 0, 0))
+        scores = target.forward(feeds, taps)
         for start, first, name in zip(scores.starts, scores.rows, names, strict=True):
             rows = slice(start, start + len(alone[name].logits))
             assert torch.equal(scores.logits[rows], alone[name].logits), name
             rows = slice(first, first + len(alone[name].hidden[0]))
-            for layer in (0, 1):
+            for layer in set(taps):
                 assert torch.equal(scores.hidden[layer][rows], alone[name].hidden[layer]), name
         for name in names:
             target.keep(name, len(crowd(count)[name][0]))

@@ -34,28 +34,62 @@ void Decoder::forward(const Pass& pass) {
 }
 
 void Decoder::prepare() {
-    const int rows = pass_->rows, across = model_.heads * model_.head_dim;
-    position_.resize(rows);
-    for (int s = 0; s < pass_->spans; ++s) {
-        const Span& span = pass_->span[s];
-        for (int i = 0; i < span.count; ++i) position_[pass_->span_rows[span.first + i]] = span.start + i;
+    const int rows = pass_->rows, last = pass_->run_layers[pass_->layers - 1];
+    narrows_ = pass_->scored < rows && !(pass_->taps && pass_->tap_layers[pass_->taps - 1] == last);
+    every_.count = rows;
+    every_.spans.assign(pass_->span, pass_->span + pass_->spans);
+    every_.span_rows.assign(pass_->span_rows, pass_->span_rows + rows);
+    prepare_rows(every_);
+    if (narrows_) {
+        choose_scored();
+        prepare_rows(scored_);
     }
-    plan_attention();
+    rows_ = &every_;
     x_.need((size_t)rows * width_);
-    queries_.need((size_t)rows * across);
-    query_scales_.need((size_t)rows * model_.heads);
-    sums_.need((size_t)rows * across * slots_);
-    partials_.resize((size_t)rows * model_.heads * slots_);
-    normed_.shape(rows, width_ / kGroup);
-    attended_.shape(rows, across / kGroup);
-    gated_.shape(rows, (model_.ff_width + kGroup - 1) / kGroup);
-    scored_.shape(pass_->scored, width_ / kGroup);
+    head_in_.shape(pass_->scored, width_ / kGroup);
     if (model_.layer[0].post_attn_norm) added_.need((size_t)rows * width_);
     prepare_experts();
     const size_t widest = std::max(model_.head_dim + kUnit, 2 * kUnit);
     const size_t routed = (model_.experts + kLanes - 1) / kLanes * kLanes;
     for (Buffer<float>& scratch : scratch_)
         scratch.need(std::max({rows * widest, QueryTile::floats(model_.head_dim), routed}));
+}
+
+void Decoder::prepare_rows(LayerRows& rows) {
+    const int across = model_.heads * model_.head_dim;
+    rows.position.resize(rows.count);
+    for (const Span& span : rows.spans)
+        for (int i = 0; i < span.count; ++i) rows.position[rows.span_rows[span.first + i]] = span.start + i;
+    plan_attention(rows);
+    const size_t queries = (size_t)rows.count * model_.heads;
+    queries_.need(queries * model_.head_dim);
+    query_scales_.need(queries);
+    sums_.need(queries * model_.head_dim * rows.slots);
+    partials_.resize(std::max(partials_.size(), queries * rows.slots));
+    rows.normed.shape(rows.count, width_ / kGroup);
+    rows.attended.shape(rows.count, across / kGroup);
+    rows.gated.shape(rows.count, (model_.ff_width + kGroup - 1) / kGroup);
+}
+
+// Scored rows next to one another in a span stay together, so that they attend together.
+void Decoder::choose_scored() {
+    std::vector<int> number(pass_->rows, -1);
+    for (int i = 0; i < pass_->scored; ++i) number[pass_->scored_rows[i]] = i;
+    scored_.count = pass_->scored;
+    scored_.spans.clear();
+    scored_.span_rows.clear();
+    for (const Span& span : every_.spans) {
+        bool joins = false;
+        for (int i = 0; i < span.count; ++i) {
+            const int row = number[every_.span_rows[span.first + i]];
+            if (row >= 0) {
+                if (!joins) scored_.spans.push_back({(int)scored_.span_rows.size(), 0, span.start + i, span.table});
+                ++scored_.spans.back().count;
+                scored_.span_rows.push_back(row);
+            }
+            joins = row >= 0;
+        }
+    }
 }
 
 // All memory, since nothing may be allocated while the threads work.
@@ -75,21 +109,21 @@ void Decoder::prepare_experts() {
 }
 
 // Many rows keep every member busy as they are; few rows have their keys shared out instead.
-void Decoder::plan_attention() {
-    int longest = 0;
-    for (int position : position_) longest = std::max(longest, chunks_for(position));
+void Decoder::plan_attention(LayerRows& rows) const {
+    int longest = 1;
+    for (int position : rows.position) longest = std::max(longest, chunks_for(position));
     int pieces = 0;
-    for (int s = 0; s < pass_->spans; ++s) pieces += (pass_->span[s].count + query_rows_ - 1) / query_rows_;
-    const bool split = pass_->rows <= kSplitRows && pieces * model_.kv_heads < 4 * pool_.size();
-    slots_ = split ? longest : 1;
-    plan_attention(0, split, attending_);
-    if (model_.window) plan_attention(model_.window, split, attending_locally_);
+    for (const Span& span : rows.spans) pieces += (span.count + query_rows_ - 1) / query_rows_;
+    const bool split = rows.count <= kSplitRows && pieces * model_.kv_heads < 4 * pool_.size();
+    rows.slots = split ? longest : 1;
+    plan_attention(rows, 0, split, rows.attending);
+    if (model_.window) plan_attention(rows, model_.window, split, rows.attending_locally);
 }
 
-void Decoder::plan_attention(int window, bool split, std::vector<Attending>& attending) const {
+void Decoder::plan_attention(const LayerRows& all, int window, bool split, std::vector<Attending>& attending) const {
     attending.clear();
-    for (int s = 0; s < pass_->spans; ++s) {
-        const Span& span = pass_->span[s];
+    for (int s = 0; s < (int)all.spans.size(); ++s) {
+        const Span& span = all.spans[s];
         for (int first = 0; first < span.count; first += query_rows_) {
             const int rows = std::min(query_rows_, span.count - first);
             const int keys = span.start + first + rows, chunks = chunks_for(keys - 1);
@@ -113,33 +147,40 @@ void Decoder::work(int me) {
     for (int i = 0; i < pass_->layers; ++i) {
         const int l = pass_->run_layers[i];
         const Layer& layer = model_.layer[l];
+        const bool narrows = narrows_ && i + 1 == pass_->layers;
         pool_.barrier();
         if (i) copy_taps(pass_->run_layers[i - 1], me);
         copy_sub_blocks(l, me);
-        normalise(layer.attn_norm, nullptr, pass_->rows, normed_, me);
+        normalise(layer.attn_norm, nullptr, pass_->rows, every_.normed, me);
+        if (narrows) {
+            normalise(layer.attn_norm, pass_->scored_rows, pass_->scored, scored_.normed, me);
+            if (me == 0) rows_ = &scored_;
+        }
         pool_.barrier();
+        if (narrows && me == 0) keep_scored();
         project_heads(l, me);
+        if (narrows && !pass_->scored) break;
         pool_.barrier();
         attend(l, me);
         pool_.barrier();
         join_chunks(layer, me);
         pool_.barrier();
-        add_product(layer.o, layer.o_bias, attended_, layer.post_attn_norm, me);
+        add_product(layer.o, layer.o_bias, rows_->attended, layer.post_attn_norm, me);
         pool_.barrier();
         if (layer.router) {
             mix_experts(layer, me);
             continue;
         }
-        normalise(layer.ffn_norm, nullptr, pass_->rows, normed_, me);
+        normalise(layer.ffn_norm, nullptr, rows_->count, rows_->normed, me);
         pool_.barrier();
         feed_forward(layer, me);
         pool_.barrier();
-        add_product(layer.down, nullptr, gated_, layer.post_ffn_norm, me);
+        add_product(layer.down, nullptr, rows_->gated, layer.post_ffn_norm, me);
     }
     pool_.barrier();
     copy_taps(pass_->run_layers[pass_->layers - 1], me);
     if (pass_->scored) {
-        normalise(model_.norm, pass_->scored_rows, pass_->scored, scored_, me);
+        normalise(model_.norm, narrows_ ? nullptr : pass_->scored_rows, pass_->scored, head_in_, me);
         pool_.barrier();
         score(me);
     }
@@ -176,6 +217,12 @@ void Decoder::copy_sub_blocks(int layer, int me) {
     }
 }
 
+// The residual stream of the scored rows moves to the front: no row lies before its place among them.
+void Decoder::keep_scored() {
+    for (int i = 0; i < pass_->scored; ++i)
+        std::memmove(x_.get() + (size_t)i * width_, x_.get() + (size_t)pass_->scored_rows[i] * width_, width_ * sizeof(float));
+}
+
 // A single row is cut into ranges of groups, which all need the norm of the whole row.
 void Decoder::normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me) {
     const int parts = count < 2 * pool_.size() ? pool_.size() : 1, groups = width_ / kGroup;
@@ -198,15 +245,16 @@ void Decoder::project_heads(int layer, int me) {
     const int kv = model_.kv_heads, size = model_.head_dim, pairs = size / kUnit;
     float *heads = scratch_[me].get(), *product = heads + (size_t)pass_->rows * size;  // [rows][size], [rows][32]
     int begin, end;
-    while (pool_.take(model_.heads + 2 * kv, begin, end)) {
+    while (pool_.take((rows_->count ? model_.heads : 0) + 2 * kv, begin, end)) {
         for (int piece = begin; piece < end; ++piece) {
             const bool key = piece < kv, value = !key && piece < 2 * kv;
+            const LayerRows& rows = key || value ? every_ : *rows_;
             const Linear& weight = key ? part.k : value ? part.v : part.q;
             const float* bias = key ? part.k_bias : value ? part.v_bias : part.q_bias;
             const int head = key ? piece : value ? piece - kv : piece - 2 * kv;
             for (int pair = 0; pair < pairs; ++pair) {
-                linear_pair(weight, head * pairs + pair, normed_, product);
-                for (int r = 0; r < pass_->rows; ++r)
+                linear_pair(weight, head * pairs + pair, rows.normed, product);
+                for (int r = 0; r < rows.count; ++r)
                     for (int at = 0, d = pair * kUnit; at < kUnit; at += kLanes, d += kLanes) {
                         const Floats made = load(product + r * kUnit + at);
                         store(heads + r * size + d, bias ? made + load(bias + head * size + d) : made);
@@ -221,9 +269,9 @@ void Decoder::project_heads(int layer, int me) {
 
 void Decoder::finish_query(const Layer& layer, int head, float* heads) {
     const int size = model_.head_dim;
-    for (int r = 0; r < pass_->rows; ++r, heads += size) {
+    for (int r = 0; r < rows_->count; ++r, heads += size) {
         if (layer.q_norm) normalise_head(heads, layer.q_norm, size, model_.norm_eps);
-        rotate_head(heads, size, cosines_of(r, layer.local), sines_of(r, layer.local));
+        rotate_head(heads, size, cosines_of(row_of(r), layer.local), sines_of(row_of(r), layer.local));
         const size_t query = (size_t)r * model_.heads + head;
         const float scale = dot_scale(heads, size);
         store_codes(heads, size, scale, queries_.get() + query * size);
@@ -276,7 +324,7 @@ void Decoder::store_value(int16_t* values, int64_t slot, const int16_t* codes, f
 
 // The next piece is taken while there is one in hand, so that its keys are on their way.
 void Decoder::attend(int layer, int me) {
-    const std::vector<Attending>& pieces = model_.layer[layer].local ? attending_locally_ : attending_;
+    const std::vector<Attending>& pieces = model_.layer[layer].local ? rows_->attending_locally : rows_->attending;
     const int total = (int)pieces.size();
     Prefetcher prefetcher;
     int piece = pool_.take_one(total), next;
@@ -290,14 +338,14 @@ void Decoder::attend(int layer, int me) {
 
 Walk Decoder::walk_of(int layer, const Attending& piece) const {
     const int64_t at = cache_at(layer, piece.kv_head);
-    const int32_t* table = pass_->tables + pass_->span[piece.span].table;
+    const int32_t* table = pass_->tables + rows_->spans[piece.span].table;
     const HeadCache cache{model_.keys + at, model_.values + at, table, model_.head_dim};
     return {cache, piece.chunk, piece.end, (piece.keys + kSubBlock - 1) / kSubBlock};
 }
 
 void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch) {
     const int group = model_.heads / model_.kv_heads, size = model_.head_dim, queries = piece.rows * group;
-    const Span& span = pass_->span[piece.span];
+    const Span& span = rows_->spans[piece.span];
     const HeadCache cache = walk_of(layer, piece).cache;
     const int window = model_.layer[layer].local ? model_.window : 0;
     for (int z = 0; z < queries; z += kTileQueries) {
@@ -305,9 +353,9 @@ void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefet
         tile.cap = model_.attn_softcap * kBinaryLog;
         int seen[kTileQueries], before[kTileQueries];  // keys, and those before the window
         for (int i = 0; i < tile.count; ++i) {
-            const int index = piece.first + (z + i) / group, row = pass_->span_rows[span.first + index];
+            const int index = piece.first + (z + i) / group, row = rows_->span_rows[span.first + index];
             const size_t query = (size_t)row * model_.heads + piece.kv_head * group + (z + i) % group;
-            const size_t slot = query * slots_ + (slots_ == 1 ? 0 : piece.chunk);
+            const size_t slot = query * rows_->slots + (rows_->slots == 1 ? 0 : piece.chunk);
             std::memcpy(tile.codes + i * size, queries_.get() + query * size, size * sizeof(int16_t));
             tile.scale[i] = query_scales_.get()[query];
             tile.partial[i] = &partials_[slot];
@@ -327,21 +375,21 @@ void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefet
 
 // A sink is joined last, as a chunk of one key whose value is zero.
 void Decoder::join_chunks(const Layer& layer, int me) {
-    const int size = model_.head_dim;
-    const Share share(pass_->rows * model_.heads, me, pool_.size());
+    const int size = model_.head_dim, slots = rows_->slots;
+    const Share share(rows_->count * model_.heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / model_.heads, head = i % model_.heads;
-        const int first = slots_ == 1 ? 0 : first_chunk(position_[row], layer.local);
-        const int chunks = slots_ == 1 ? 1 : chunks_for(position_[row]);
-        Partial all_keys = partials_[(size_t)i * slots_ + first];
+        const int first = slots == 1 ? 0 : first_chunk(rows_->position[row], layer.local);
+        const int chunks = slots == 1 ? 1 : chunks_for(rows_->position[row]);
+        Partial all_keys = partials_[(size_t)i * slots + first];
         float* sums = sums_of(row, head, first);
         for (int c = first + 1; c < chunks; ++c)
-            join<exponential2>(all_keys, sums, partials_[(size_t)i * slots_ + c], sums_of(row, head, c), size);
+            join<exponential2>(all_keys, sums, partials_[(size_t)i * slots + c], sums_of(row, head, c), size);
         float kept = 1.0f;
         if (layer.sinks) kept = join_totals<exponential2>(all_keys, {layer.sinks[head] * kBinaryLog, 1.0f}).before;
         const Floats share_of_one = all(kept / all_keys.total);
         for (int d = 0; d < size; d += kGroup)
-            attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * share_of_one,
+            rows_->attended.quantise(row, (head * size + d) / kGroup, load(sums + d) * share_of_one,
                                load(sums + d + kLanes) * share_of_one);
     }
 }
@@ -357,7 +405,7 @@ void Decoder::add_product(const Linear& weight, const float* bias, const Activat
             else linear_tile(weight, piece, in, product, kTile);
             const float* made = product;
             float* x = (norm ? added_ : x_).get() + piece * wide;
-            for (int r = 0; r < pass_->rows; ++r, x += width_ - wide)
+            for (int r = 0; r < rows_->count; ++r, x += width_ - wide)
                 for (int at = 0; at < wide; at += kLanes, x += kLanes, made += kLanes) {
                     const Floats sum = norm ? load(made) : load(x) + load(made);
                     store(x, bias ? sum + load(bias + piece * wide + at) : sum);
@@ -371,7 +419,7 @@ void Decoder::add_product(const Linear& weight, const float* bias, const Activat
 }
 
 void Decoder::add_normed(const float* norm, int me) {
-    const Share share(pass_->rows, me, pool_.size());
+    const Share share(rows_->count, me, pool_.size());
     for (int r = share.begin; r < share.end; ++r) {
         float* x = x_.get() + (size_t)r * width_;
         const float* more = added_.get() + (size_t)r * width_;
@@ -382,15 +430,15 @@ void Decoder::add_normed(const float* norm, int me) {
 
 // A piece is 32 outputs of gate and up, which together are one group of inputs for the way down.
 void Decoder::feed_forward(const Layer& layer, int me) {
-    float *gates = scratch_[me].get(), *ups = gates + (size_t)pass_->rows * kUnit;  // [rows][32] each
+    float *gates = scratch_[me].get(), *ups = gates + (size_t)rows_->count * kUnit;  // [rows][32] each
     int begin, end;
     while (pool_.take(layer.gate.outputs / kUnit, begin, end)) {
         for (int unit = begin; unit < end; ++unit) {
-            linear_pair(layer.gate, unit, normed_, gates);
-            linear_pair(layer.up, unit, normed_, ups);
-            for (int r = 0; r < pass_->rows; ++r) {
+            linear_pair(layer.gate, unit, rows_->normed, gates);
+            linear_pair(layer.up, unit, rows_->normed, ups);
+            for (int r = 0; r < rows_->count; ++r) {
                 const float *gate = gates + (size_t)r * kUnit, *up = ups + (size_t)r * kUnit;
-                gated_.quantise(r, unit, gated(load(gate), load(up)), gated(load(gate + kLanes), load(up + kLanes)));
+                rows_->gated.quantise(r, unit, gated(load(gate), load(up)), gated(load(gate + kLanes), load(up + kLanes)));
             }
         }
     }
@@ -414,7 +462,7 @@ void Decoder::mix_experts(const Layer& layer, int me) {
 void Decoder::route(const Layer& layer, int me) {
     const int experts = model_.experts, used = model_.experts_used;
     float* shares = scratch_[me].get();
-    const Share share(pass_->rows, me, pool_.size());
+    const Share share(rows_->count, me, pool_.size());
     for (int r = share.begin; r < share.end; ++r) {
         const float* x = x_.get() + (size_t)r * width_;
         const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
@@ -444,7 +492,7 @@ void Decoder::route(const Layer& layer, int me) {
 }
 
 void Decoder::sort_by_expert() {
-    const int slots = pass_->rows * model_.experts_used;
+    const int slots = rows_->count * model_.experts_used;
     std::fill(next_slot_.begin(), next_slot_.end(), 0);
     for (int i = 0; i < slots; ++i) ++next_slot_[chosen_[i]];
     active_.clear();
@@ -468,7 +516,7 @@ void Decoder::sort_by_expert() {
 }
 
 void Decoder::normalise_slots(const float* weight, int me) {
-    const Share share(pass_->rows * model_.experts_used, me, pool_.size());
+    const Share share(rows_->count * model_.experts_used, me, pool_.size());
     for (int slot = share.begin; slot < share.end; ++slot) {
         const float* x = x_.get() + (size_t)row_of_slot_[slot] * width_;
         const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
@@ -481,7 +529,7 @@ void Decoder::normalise_slots(const float* weight, int me) {
 
 // As feed_forward, for the rows of each expert.
 void Decoder::expert_gates(const Layer& layer, int me) {
-    float *gates = scratch_[me].get(), *ups = gates + (size_t)pass_->rows * kUnit;  // [rows][32] each
+    float *gates = scratch_[me].get(), *ups = gates + (size_t)rows_->count * kUnit;  // [rows][32] each
     const int units = layer.experts[0].outputs / kUnit;
     int begin, end;
     while (pool_.take((int)active_.size() * units, begin, end)) {
@@ -527,7 +575,7 @@ void Decoder::expert_downs(const Layer& layer, int me) {
 
 void Decoder::add_experts(int me) {
     const int tiles = width_ / kLanes, used = model_.experts_used;
-    const Share share(pass_->rows * tiles, me, pool_.size());
+    const Share share(rows_->count * tiles, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / tiles, at = i % tiles * kLanes;
         Floats all_experts = zeros();
@@ -553,10 +601,10 @@ void Decoder::score(int me) {
             float* out = pass_->logits + tile * kTile;
             const int inside = std::min(kTile, model_.vocab - tile * kTile);
             if (inside == kTile) {
-                linear_tile(model_.head, tile, scored_, out, model_.vocab);
+                linear_tile(model_.head, tile, head_in_, out, model_.vocab);
                 cap_logits(out, model_.vocab);
             } else if (inside > 0) {
-                linear_tile(model_.head, tile, scored_, edge, kTile);
+                linear_tile(model_.head, tile, head_in_, edge, kTile);
                 cap_logits(edge, kTile);
                 for (int r = 0; r < pass_->scored; ++r)
                     std::memcpy(out + (size_t)r * model_.vocab, edge + r * kTile, inside * sizeof(float));

@@ -30,15 +30,29 @@ private:
         int64_t work() const { return (int64_t)rows * (keys - chunk * kChunk); }
     };
 
+    // Rows that go through a layer as a whole, beyond their keys and values. They are numbered from 0.
+    struct LayerRows {
+        int count = 0;
+        std::vector<Span> spans;               // first: index into span_rows
+        std::vector<int> span_rows;
+        std::vector<int> position;             // of each row
+        std::vector<Attending> attending, attending_locally;
+        int slots = 1;                         // partial softmax results for each row and head
+        Activations normed, attended, gated;
+    };
+
     void prepare();
+    void prepare_rows(LayerRows& rows);
+    void choose_scored();
     void prepare_experts();
-    void plan_attention();
-    void plan_attention(int window, bool split, std::vector<Attending>& attending) const;
+    void plan_attention(LayerRows& rows) const;
+    void plan_attention(const LayerRows& rows, int window, bool split, std::vector<Attending>& attending) const;
     void work(int me);
 
     void embed(int me);
     void copy_taps(int layer, int me);
     void copy_sub_blocks(int layer, int me);
+    void keep_scored();
     void normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me);
     void project_heads(int layer, int me);
     void finish_query(const Layer& layer, int head, float* heads);
@@ -70,6 +84,8 @@ private:
     int64_t cache_at(int layer, int kv_head) const {
         return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * sub_block_size(model_.head_dim);
     }
+    // A row of the pass, for one of the current layer.
+    int row_of(int row) const { return rows_ == &every_ ? row : pass_->scored_rows[row]; }
     const float* cosines_of(int row, bool local) const {
         return (local ? pass_->local_cosines : pass_->cosines) + (size_t)row * (model_.head_dim / 2);
     }
@@ -81,24 +97,25 @@ private:
         return local ? std::max(0, position - model_.window + 1) / kChunk : 0;
     }
     float* sums_of(int row, int head, int chunk) const {
-        return sums_.get() + (((int64_t)row * model_.heads + head) * slots_ + chunk) * model_.head_dim;
+        return sums_.get() + (((int64_t)row * model_.heads + head) * rows_->slots + chunk) * model_.head_dim;
     }
 
     const Model model_;
     const int width_;        // padded to a group
     ThreadPool& pool_;
     const Pass* pass_ = nullptr;
-    std::vector<int> position_;            // of each row
-    std::vector<Attending> attending_, attending_locally_;
+    // Of the last layer's rows that nobody scores or taps only keys and values are needed.
+    LayerRows every_, scored_;
+    LayerRows* rows_ = &every_;            // of the current layer
+    bool narrows_ = false;                 // the last layer has only the scored ones
     const int query_rows_;                 // rows of a span that attend together
-    int slots_ = 1;                        // partial softmax results for each row and head
     Buffer<float> x_;                      // [rows][width_]: the residual stream
     Buffer<int16_t> queries_;              // [rows][heads][head_dim]: codes
     Buffer<float> query_scales_;           // [rows][heads]: of the codes, with that of attention, for powers of two
-    Buffer<float> sums_;                   // [rows][heads][slots_][head_dim]
-    std::vector<Partial> partials_;        // [rows][heads][slots_]
+    Buffer<float> sums_;                   // [rows][heads][slots][head_dim]
+    std::vector<Partial> partials_;        // [rows][heads][slots]
     Buffer<float> added_;                  // [rows][width_]: a product that is normed before it is added
-    Activations normed_, attended_, gated_, scored_;
+    Activations head_in_;
     // Experts: each row has a slot for every expert that it uses, and an expert's slots lie together, in order of rows.
     std::vector<int> chosen_;              // [rows][experts_used]: experts, ascending
     std::vector<float> chosen_weights_;    // [rows][experts_used]

@@ -68,7 +68,7 @@ struct Pass {
     const int32_t* write_starts;  // [rows + 1]: row r's keys go to slots writes[write_starts[r]..]
     const int32_t* writes;        // 16 * sub-block + token
     const int32_t* copy;          // [copies][2]: sub-blocks to copy before each layer, from and to
-    const int32_t* scored_rows;   // [scored]
+    const int32_t* scored_rows;   // [scored], ascending
     const int32_t* tap_layers;    // [taps], ascending
     const int32_t* run_layers;    // [layers], ascending, at least one: those to run
     float* logits;                // [scored][vocab]
