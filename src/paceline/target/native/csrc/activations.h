@@ -146,4 +146,12 @@ private:
     Buffer<int32_t> negative_;
 };
 
+// Whether threads that quantise rows should share out the groups of each rather than the rows. The numbers of a group, of
+// all rows of a strip, lie side by side: two threads with rows of one strip would take every cache line from each other,
+// which takes longer than their work where their cores have no cache in common.
+inline bool shared_by_groups(int rows, const Activations& out, int threads) {
+    constexpr int kMostRows = 64;  // every thread reads them all
+    return rows <= kMostRows && (int)out.strips().size() < threads;
+}
+
 }  // namespace PACELINE_PATH

@@ -4,7 +4,6 @@
 #include <new>
 
 #include "block_attention.h"
-#include "vector_ops.h"
 #include "unpack.h"
 
 namespace PACELINE_PATH {
@@ -71,16 +70,13 @@ void BlockFiller::prepare_reading() {
 
 void BlockFiller::read_rows(int me) {
     const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup, rows = (int)read_at_.size();
-    for (int p = 0, row = 0; p < reading_->parts; row += reading_->part[p++].rows) {
-        const Part& part = reading_->part[p];
-        const Share share(part.rows * reading_->taps, me, pool_.size());
-        for (int i = share.begin; i < share.end; ++i) {
-            const int tap = i % reading_->taps;
-            const float* from = part.hidden[tap] + (size_t)(i / reading_->taps) * model_.width;
-            for (int g = 0; g < groups; ++g, from += kGroup)
-                features_.quantise(row + i / reading_->taps, tap * groups + g, load(from), load(from + kLanes));
-        }
-    }
+    const Share mine(reading_->taps * groups, me, pool_.size());
+    for (int p = 0, row = 0; p < reading_->parts; ++p)
+        for (int r = 0; r < reading_->part[p].rows; ++r, ++row)
+            for (int g = mine.begin; g < mine.end; ++g) {
+                const float* from = reading_->part[p].hidden[g / groups] + (size_t)r * model_.width + g % groups * kGroup;
+                features_.quantise(row, g, load(from), load(from + kLanes));
+            }
     pool_.barrier();
     int begin, end;
     while (pool_.take(model_.fc.outputs / kTile, begin, end))
@@ -193,16 +189,18 @@ void BlockFiller::embed_rows(int me) {
     }
 }
 
-// Of all rows every `step`-th, `count` of them.
+// Of all rows every `step`-th, `count` of them. By groups, every thread finds the norms of all by itself.
 void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me) {
-    const Share share(count, me, pool_.size());
-    for (int i = share.begin; i < share.end; ++i)
-        normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, out);
+    const bool by_groups = shared_by_groups(count, out, pool_.size());
+    const Share mine = by_groups ? Share(count, 0, 1) : Share(count, me, pool_.size());
+    const Share groups = by_groups ? Share(model_.width / kGroup, me, pool_.size()) : Share(model_.width / kGroup, 0, 1);
+    for (int i = mine.begin; i < mine.end; ++i)
+        normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, groups, out);
 }
 
-void BlockFiller::normalise_row(const float* x, const float* weight, int to, Activations& out) const {
+void BlockFiller::normalise_row(const float* x, const float* weight, int to, const Share& groups, Activations& out) const {
     const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
-    for (int g = 0; g < model_.width / kGroup; ++g) {
+    for (int g = groups.begin; g < groups.end; ++g) {
         const float *from = x + g * kGroup, *w = weight + g * kGroup;
         out.quantise(to, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
     }
@@ -216,7 +214,7 @@ void BlockFiller::project_mask() {
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     mask_heads_.need((size_t)(2 * kv + model_.heads) * size);
     anchors_.shape(1, model_.width / kGroup);
-    normalise_row(model_.mask, layer.attn_norm, 0, anchors_);
+    normalise_row(model_.mask, layer.attn_norm, 0, Share(model_.width / kGroup, 0, 1), anchors_);
     float* out = mask_heads_.get();
     for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.k, t, anchors_, out, 0);
     for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.v, t, anchors_, out, 0);
@@ -287,8 +285,10 @@ void BlockFiller::attend(int layer, int me) {
 void BlockFiller::join_chunks(int me) {
     const int size = model_.head_dim;
     const Share share(rows_ * model_.heads, me, pool_.size());
+    const bool by_heads = shared_by_groups(rows_, attended_, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
-        const int row = i / model_.heads, head = i % model_.heads, text = row / block_;
+        const int row = by_heads ? i % rows_ : i / model_.heads, head = by_heads ? i / rows_ : i % model_.heads;
+        const int text = row / block_;
         const int query = row % block_ * group_ + head % group_;
         const int chunks = up(filling_->text[text].count + block_, kBlockChunk) / kBlockChunk;
         const int first = piece_of(text, head / group_, 0);
@@ -331,14 +331,16 @@ void BlockFiller::feed_forward(const Layer& layer, int me) {
 }
 
 void BlockFiller::finish(int me) {
-    const Share share(rows_, me, pool_.size());
-    for (int i = share.begin; i < share.end; ++i) {
+    const bool by_groups = shared_by_groups(rows_, normed_, pool_.size());
+    const Share mine = by_groups ? Share(rows_, 0, 1) : Share(rows_, me, pool_.size());
+    const Share groups = by_groups ? Share(model_.width / kGroup, me, pool_.size()) : Share(model_.width / kGroup, 0, 1);
+    for (int i = mine.begin; i < mine.end; ++i) {
         const float* x = x_.get() + (size_t)i * model_.width;
         float* out = filling_->text[i / block_].hidden + (size_t)(i % block_) * model_.width;
+        normalise_row(x, model_.norm, i, groups, normed_);
         const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
-        for (int d = 0; d < model_.width; d += kLanes) store(out + d, load(x + d) * by * load(model_.norm + d));
-        for (int g = 0; g < model_.width / kGroup; ++g)
-            normed_.quantise(i, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
+        for (int d = groups.begin * kGroup; d < groups.end * kGroup; d += kLanes)
+            store(out + d, load(x + d) * by * load(model_.norm + d));
     }
 }
 

@@ -1,6 +1,5 @@
 // The draft tokens of a filled block, one after the other: argmax, or Gumbel-max sampling.
 #include "block_head.h"
-#include "vector_ops.h"
 
 namespace PACELINE_PATH {
 

@@ -223,16 +223,15 @@ void Decoder::keep_scored() {
         std::memmove(x_.get() + (size_t)i * width_, x_.get() + (size_t)pass_->scored_rows[i] * width_, width_ * sizeof(float));
 }
 
-// A single row is cut into ranges of groups, which all need the norm of the whole row.
+// By groups, every thread finds the norms of all rows by itself.
 void Decoder::normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me) {
-    const int parts = count < 2 * pool_.size() ? pool_.size() : 1, groups = width_ / kGroup;
-    const Share share(count * parts, me, pool_.size());
-    for (int i = share.begin; i < share.end; ++i) {
-        const int row = i / parts;
+    const bool by_groups = shared_by_groups(count, out, pool_.size());
+    const Share mine = by_groups ? Share(count, 0, 1) : Share(count, me, pool_.size());
+    const Share groups = by_groups ? Share(width_ / kGroup, me, pool_.size()) : Share(width_ / kGroup, 0, 1);
+    for (int row = mine.begin; row < mine.end; ++row) {
         const float* x = x_.get() + (size_t)(rows ? rows[row] : row) * width_;
         const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
-        const Share part(groups, i % parts, parts);
-        for (int g = part.begin; g < part.end; ++g) {
+        for (int g = groups.begin; g < groups.end; ++g) {
             const float *from = x + g * kGroup, *w = weight + g * kGroup;
             out.quantise(row, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
         }
@@ -375,16 +374,18 @@ void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefet
 
 // A sink is joined last, as a chunk of one key whose value is zero.
 void Decoder::join_chunks(const Layer& layer, int me) {
-    const int size = model_.head_dim, slots = rows_->slots;
-    const Share share(rows_->count * model_.heads, me, pool_.size());
+    const int size = model_.head_dim, slots = rows_->slots, count = rows_->count;
+    const Share share(count * model_.heads, me, pool_.size());
+    const bool by_heads = shared_by_groups(count, rows_->attended, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
-        const int row = i / model_.heads, head = i % model_.heads;
+        const int row = by_heads ? i % count : i / model_.heads, head = by_heads ? i / count : i % model_.heads;
         const int first = slots == 1 ? 0 : first_chunk(rows_->position[row], layer.local);
         const int chunks = slots == 1 ? 1 : chunks_for(rows_->position[row]);
-        Partial all_keys = partials_[(size_t)i * slots + first];
+        const Partial* partials = &partials_[((size_t)row * model_.heads + head) * slots];
+        Partial all_keys = partials[first];
         float* sums = sums_of(row, head, first);
         for (int c = first + 1; c < chunks; ++c)
-            join<exponential2>(all_keys, sums, partials_[(size_t)i * slots + c], sums_of(row, head, c), size);
+            join<exponential2>(all_keys, sums, partials[c], sums_of(row, head, c), size);
         float kept = 1.0f;
         if (layer.sinks) kept = join_totals<exponential2>(all_keys, {layer.sinks[head] * kBinaryLog, 1.0f}).before;
         const Floats share_of_one = all(kept / all_keys.total);

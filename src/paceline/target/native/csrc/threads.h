@@ -117,12 +117,13 @@ public:
         }
     }
 
-    // Takes the next piece [begin, end) of `total`, large ones first so that memory is read in long streams.
+    // Takes the next piece [begin, end) of `total`: this thread's part of what is left (guided self-scheduling, Polychronopoulos and
+    // Kuck 1987). So memory is read in long streams, and few cache lines are written by two threads.
     bool take(int total, int& begin, int& end) {
         int at = next_.load(std::memory_order_relaxed), count;
         do {
             if (at >= total) return false;
-            count = std::max(1, (total - at) / (2 * size_));
+            count = std::max(1, (total - at) / size_);
         } while (!next_.compare_exchange_weak(at, at + count, std::memory_order_relaxed));
         begin = at;
         end = at + count;
