@@ -195,8 +195,8 @@ def answered(engine: Engine, seqs: Sequence[Seq], load: int) -> Timing:
             continue
         timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds))
         for _ in [r for r in rounds if r.finish is not None]:
-            if (seq := next(left, None)) is not None:
-                engine.submit(seq)
+            if (following := next(left, None)) is not None:
+                engine.submit(following)
             elif full:
                 full, timing = False, replace(timing, seconds=perf_counter() - started)
     return timing
