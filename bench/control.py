@@ -1,19 +1,24 @@
 """python -m bench control: the controller against plain decoding and fixed draft lengths, as load rises.
 
-So many agents are answered at once, turn after turn, each to its natural end. Prompts are read before; a turn
-is timed from then to its last token. All ways answer a group of turns before the next group, in an order
-drawn anew for each, so that a slow moment of the machine hits all of them; each begins a repeat with an empty
-memory of texts. What a controller has learned stays from repeat to repeat; its first is not counted.
-Hindsight is the best of plain decoding and the fixed lengths of that case. With --trained, the same list
-without the trained drafters is one more way: the list with them must never lose to it.
+So many agents are answered at once, turn after turn, each to its natural end: whoever is done has the next
+turn at once. Prompts are read before. Several agents are timed while all of them are at work, up to the first
+one for whom no turn is left: a batch that empties is a smaller load, and takes as long as its longest answer,
+whatever the others gain. If there are too few turns, they come again, for other tenants, who share no memory.
+All ways answer a group of turns before the next group, in an order drawn anew for each, so that a slow moment
+of the machine hits all of them; each begins a repeat with an empty memory of texts. What a controller has
+learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and the
+fixed lengths of that case. With --trained, the same list without the trained drafters is one more way: the
+list with them must never lose to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
 adaptive keeps the bound: for one agent at most 1.02 times the time of plain decoding and 15 tokens, all its
 turns together; for several at least 0.99 of its throughput.
 
+--write keeps the rows of earlier runs of the same model and list: those measured again are replaced.
+
 python -m bench control --short --write
-python -m bench control --workload "always wrong,flips every 40" --loads 1,32 --only adaptive
+python -m bench control --workload "always wrong,flips every 40" --loads 1,32 --only adaptive --write
 python -m bench control --short --trained smollm2-135m-block --only adaptive --write
 """
 
@@ -21,8 +26,9 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -47,6 +53,8 @@ PLAIN, ADAPTIVE, HINDSIGHT = "plain", "adaptive", "hindsight best"
 UNTRAINED: Final = "adaptive, untrained"  # the list without trained drafters
 SLOWER, SLOWER_TOKENS = 1.02, 15  # times plain decoding, and tokens: the most that one agent may take
 THROUGHPUT: Final = 0.99  # of plain decoding, at least, for several
+MIN_TURNS: Final = 2  # of each of several agents
+TIMED: Final = "while all agents are at work"  # results of earlier versions: to the last token of all
 MIXED, WRONG, FLIPS = "mixed", "always wrong", "flips every 40"
 # The kinds of turns of a workload, which come by turns.
 WORKLOADS: Final = {AGENTS: (AGENTS,), CHAT: (CHAT,), MIXED: (AGENTS, CHAT), WRONG: (CHAT,), FLIPS: (CHAT,)}
@@ -60,7 +68,7 @@ SHORT: Final = [
     "--loads",
     "1,4,16",
     "--turns",
-    "16",
+    "32",
     "--tokens",
     "64",
     "--repeats",
@@ -134,7 +142,7 @@ class Runs:
 
     def read(self, turns: Sequence[Turn]) -> None:
         """Prompts into all caches. Drafters that read hidden states must see a prompt's only pass."""
-        for turn in turns:
+        for turn in dict.fromkeys(turns):
             engine, spec = self._engine(), SpecConfig(tuple(self._heads) or ("none",), 1, adaptive=False)
             engine.submit(self._seq(turn, SamplingParams(max_tokens=2), spec))
             while engine.busy:
@@ -153,13 +161,14 @@ class Runs:
                 spec = self._ways[way]
                 if adversary is not None and spec.max_draft:
                     spec = replace(spec, drafters=(adversary.name,))
-                done[way] += answered(engines[way], [self._seq(turn, params, spec) for turn in group])
+                seqs = [self._seq(turn, params, spec) for turn in group]
+                done[way] += answered(engines[way], seqs, case.load)
         return done
 
     def _tell(self, adversary: Adversary, group: Sequence[Turn], params: SamplingParams) -> None:
         """The answers, which are the same in every way."""
         seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in group]
-        answered(self._engine(), seqs)
+        answered(self._engine(), seqs, len(seqs))
         adversary.answers = {tuple(seq.tokens[: seq.prompt_len]): seq.output for seq in seqs}
 
     def _engine(self, controller: Rate | None = None) -> Engine:
@@ -167,25 +176,38 @@ class Runs:
         return Engine(self._target, drafters, controller or Rate(), config=self._config, eos=self._eos)
 
     def _seq(self, turn: Turn, params: SamplingParams, spec: SpecConfig) -> Seq:
-        prompt, tenant = list(turn.prompt.tokens), turn.prompt.workload
+        prompt, tenant = list(turn.prompt.tokens), f"{turn.prompt.workload}{turn.tenant}"
         return Seq(f"{next(self._ids)}", prompt, len(prompt), params, spec, tenant, cursor=turn.cursor())
 
 
-def answered(engine: Engine, seqs: Sequence[Seq]) -> Timing:
-    """From prompts in the cache to the last token: a draft may come with the first one, or after it."""
-    tokens, rounds, started = 0, 0, perf_counter()
-    for seq in seqs:
+def answered(engine: Engine, seqs: Sequence[Seq], load: int) -> Timing:
+    """So many at once, from prompts in the cache until the first place stays empty.
+
+    A draft may come with the first token, or after it. Those who are left then are answered off the clock.
+    """
+    timing, left, started = Timing(), iter(seqs), perf_counter()
+    for seq in islice(left, load):
         engine.submit(seq)
+    full = True
     while engine.busy:
-        for r in engine.step():
-            tokens, rounds = tokens + len(r.tokens), rounds + 1
-    return Timing(tokens, rounds, perf_counter() - started)
+        rounds = engine.step()
+        if not full:
+            continue
+        timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds))
+        for _ in [r for r in rounds if r.finish is not None]:
+            if (following := next(left, None)) is not None:
+                engine.submit(following)
+            elif full:
+                full, timing = False, replace(timing, seconds=perf_counter() - started)
+    return timing
 
 
-def groups(turns: Sequence[T], load: int) -> list[list[T]]:
-    """All turns, so many at once; the last group is filled from the first turns."""
-    filled = [turns[i % len(turns)] for i in range(-(-len(turns) // load) * load)]
-    return [filled[i : i + load] for i in range(0, len(filled), load)]
+def groups(turns: Sequence[Turn], load: int) -> list[list[Turn]]:
+    """Turns of one agent are groups of their own; those of several are one, with enough for each of them."""
+    if load == 1:
+        return [[turn] for turn in turns]
+    laps = -(-MIN_TURNS * load // len(turns))
+    return [[turn.of(f"{lap}") if lap else turn for lap in range(max(1, laps)) for turn in turns]]
 
 
 def ways(drafters: tuple[str, ...], trained: Sequence[str] = ()) -> dict[str, SpecConfig]:
@@ -206,7 +228,7 @@ def measure(
     """One row for each case; the first repeat warms up."""
     runs, rng = Runs(llm, specs, tokens), random.Random(0)
     for turns in by_workload.values():
-        runs.read(turns)
+        runs.read([turn for case in cases for group in groups(turns, case.load) for turn in group])
     for case in cases:
         timings: dict[str, list[Timing]] = {way: [] for way in specs}
         for repeat in range(repeats + 1):
@@ -317,18 +339,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(one)
     console.print(Table.of(COLUMNS, rows).terminal(1))
     if options.write:
-        from bench import pages
-
         name = machine.called(llm.name)
         about = {
             "model": name,
             "where": llm.target.describe(),
-            "drafters": drafters + trained,
+            "drafters": list(drafters + trained),
             **machine.facts(),
         }
-        result = {"machine": about, "command": machine.command("control", given), "rows": rows}
-        results_folder.write(result, f"control-{name}" + ("-trained" if llm.trained else ""))
-        pages.write()
+        command = machine.command("control", given)
+        result = {"machine": about, "command": command, "timed": TIMED, "rows": rows}
+        write(result, f"control-{name}" + ("-trained" if llm.trained else ""))
+
+
+def write(result: dict[str, Any], name: str) -> None:
+    """Stores a result, with the rows of the one before of the same list that were not measured again."""
+    from bench import pages
+
+    with suppress(FileNotFoundError):
+        result = merged(results_folder.read_one(name), result)
+    results_folder.write(result, name)
+    pages.write()
+
+
+def merged(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Rows in the order of workloads, temperatures and agents; those of before say how they were measured."""
+    about, now, new = before["machine"], result["machine"], {_case(r) for r in result["rows"]}
+    same = all(about[fact] == now[fact] for fact in ("drafters", "where"))
+    if not same or before.get("timed") != result["timed"]:
+        return result
+    run = {"command": before["command"], "date": about["date"], "commit": about["commit"]}
+    kept = [{"run": run, **r} for r in before["rows"] if _case(r) not in new]
+    return {**result, "rows": sorted([*kept, *result["rows"]], key=_order)}
+
+
+def _case(r: dict[str, Any]) -> Case:
+    return Case(r["workload"], r["temperature"], r["load"])
+
+
+def _order(r: dict[str, Any]) -> tuple[int, float, int]:
+    return list(WORKLOADS).index(r["workload"]), r["temperature"], r["load"]
+
+
+def earlier_runs(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The commands of rows that were kept from other runs."""
+    runs = dict.fromkeys(tuple(r["run"].values()) for r in rows if "run" in r)
+    return [f"Some rows: `{command}`, {date}, commit {commit}." for command, date, commit in runs]
 
 
 def chosen_turns(by_kind: dict[str, list[T]], workload: str, number: int) -> list[T]:

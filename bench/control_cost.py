@@ -2,7 +2,8 @@
 
 The engine's own drafting and the default list run over recorded text, with the times of passes from a cost
 table. `controller` is the time of its calls alone, recorded in one run and made again on a new controller,
-`cold` the same of some passes, before each of which other memory is read, as the weights of a model are;
+`cold` the same of some passes, before each of which other memory is read, as the weights of a model are, and
+then what the calls are given, as an engine has just made it;
 `calls` are those of Python and C functions within, which no load of the machine changes;
 `outside of drafters` is the time of drafting that is not theirs: the list's, and the controller's part in it.
 
@@ -155,12 +156,19 @@ def _replayed_us(recorded: Recorded, rate: Rate, cold: bool = False) -> float:
         counts = not cold or number % COLD_EVERY == 0
         if cold and counts:
             weights.sum(dtype=np.uint64)
+            _read_arguments(calls)
         started = perf_counter_ns()
         for call in calls:
             call(rate)
         if counts:
             ns, rounds = ns + perf_counter_ns() - started, rounds + of_pass
     return ns / 1000 / rounds
+
+
+def _read_arguments(calls: Sequence[Call]) -> None:
+    """Sequences, asks, drafts and rounds: an engine makes them after the pass, right before each call."""
+    for call in calls:
+        repr([cell.cell_contents for cell in getattr(call, "__closure__", None) or ()])
 
 
 def _calls(recorded: Recorded, rate: Rate) -> int:

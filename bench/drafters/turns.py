@@ -1,7 +1,7 @@
 """Turns that every drafter answers: chats, and agents' turns whose recorded tool calls are required."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ class Turn:
     prompt: Prompt
     cursor: Callable[[], Cursor | None] = _free  # at the start of an answer, one for each
     bound: bool = False  # a tool must be called
+    tenant: str = ""
 
     @property
     def kind(self) -> str:
@@ -35,6 +36,10 @@ class Turn:
     @property
     def name(self) -> str:
         return f"{self.prompt.workload} {self.prompt.id}"
+
+    def of(self, tenant: str) -> "Turn":
+        """The same turn of another tenant."""
+        return replace(self, tenant=tenant)
 
 
 def files(data: Path | None, only: Sequence[str] | None = None) -> dict[str, Path]:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from bench.control import (
@@ -6,6 +8,7 @@ from bench.control import (
     FLIPS,
     MIXED,
     PLAIN,
+    TIMED,
     UNTRAINED,
     WRONG,
     Adversary,
@@ -14,17 +17,21 @@ from bench.control import (
     answered,
     bound,
     chosen_turns,
+    earlier_runs,
     groups,
+    merged,
     row,
     ways,
 )
+from bench.drafters.turns import Turn
 from bench.table import Table
+from bench.workload import Prompt
 from paceline import SamplingParams, SpecConfig
 from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.testing import ToyTarget
-from paceline.types import Ask, Seq
+from paceline.types import Ask, Round, Seq
 
 
 def timing(speed: float) -> Timing:
@@ -62,17 +69,77 @@ def test_fixed_lengths_are_fixed_and_plain_decoding_drafts_nothing() -> None:
     assert trained[UNTRAINED].drafters == ("suffix",)
 
 
-def test_every_turn_is_answered_and_the_last_group_is_full() -> None:
-    assert groups([1, 2, 3], 2) == [[1, 2], [3, 1]]
-    assert groups([1, 2], 1) == [[1], [2]]
+def test_every_turn_is_answered_and_several_agents_have_two_each_or_more() -> None:
+    turns = [Turn(Prompt("w", str(i), (i,))) for i in range(3)]
+    assert groups(turns, 1) == [[turn] for turn in turns]
+    (two,) = groups(turns[:1], 2)
+    assert [(turn.name, turn.tenant) for turn in two] == [
+        ("w 0", ""),
+        ("w 0", "1"),
+        ("w 0", "2"),
+        ("w 0", "3"),
+    ]
+    (one,) = groups(turns * 2, 3)
+    assert one == turns * 2  # there are enough
 
 
-def test_tokens_count_from_the_first_to_the_last() -> None:
-    engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
-    params, spec = SamplingParams(max_tokens=5), SpecConfig(("none",), max_draft=0)
-    timing = answered(engine, [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)])
-    assert (timing.tokens, timing.rounds) == (3 * 5, 3 * 5)
+class Watched(Engine):
+    """The sequences of each pass."""
+
+    batches: list[int]
+
+    def step(self) -> list[Round]:
+        rounds = super().step()
+        self.batches.append(len(rounds))
+        return rounds
+
+
+def test_agents_are_timed_while_all_of_them_are_at_work() -> None:
+    """Answers of 2, 8, 2 and 2 tokens for two agents: the third and fourth follow the first at once."""
+    engine, spec = Watched(ToyTarget(), {"none": NoDrafter()}, Rate()), SpecConfig(("none",), max_draft=0)
+    engine.batches = []
+    seqs = [
+        Seq(str(i), [i + 1], 1, SamplingParams(max_tokens=tokens, ignore_eos=True), spec)
+        for i, tokens in enumerate((2, 8, 2, 2))
+    ]
+    timing = answered(engine, seqs, 2)
+    assert engine.batches == [2] * 6 + [1] * 2  # all are answered
+    assert (timing.tokens, timing.rounds) == (12, 12)  # up to the end of the fourth
     assert timing.seconds > 0
+
+
+def test_one_agent_is_timed_to_its_last_token() -> None:
+    engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
+    params, spec = SamplingParams(max_tokens=5, ignore_eos=True), SpecConfig(("none",), max_draft=0)
+    timing = answered(engine, [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)], 1)
+    assert (timing.tokens, timing.rounds) == (3 * 5, 3 * 5)
+
+
+def result(command: str, *cases: Case, drafters: str = "suffix") -> dict[str, Any]:
+    speeds = {PLAIN: 100.0, ADAPTIVE: 132.0}
+    rows = [row(case, {way: [timing(speed)] for way, speed in speeds.items()}) for case in cases]
+    about = {"drafters": [drafters], "where": "here", "date": "2026-11-18", "commit": command}
+    return {"machine": about, "command": command, "timed": TIMED, "rows": rows}
+
+
+def test_rows_that_were_not_measured_again_stay_with_the_command_of_their_run() -> None:
+    """A run of one workload or load adds to what is stored; its own rows replace those of before."""
+    agents, chat, wrong = Case("agents", 0.0, 4), Case("chat", 0.0, 4), Case(WRONG, 1.5, 32)
+    once = merged(result("first", agents, chat), result("second", wrong, chat))
+    assert [(r["workload"], "run" in r) for r in once["rows"]] == [
+        ("agents", True),
+        ("chat", False),
+        (WRONG, False),
+    ]
+    twice = merged(once, result("third", chat))
+    assert [r.get("run", {}).get("command") for r in twice["rows"]] == ["first", None, "second"]
+    assert earlier_runs(twice["rows"]) == [
+        "Some rows: `first`, 2026-11-18, commit first.",
+        "Some rows: `second`, 2026-11-18, commit second.",
+    ]
+    other = result("fourth", chat, drafters="ngram")
+    assert merged(twice, other) == other  # another list of drafters says nothing about this one
+    assert merged({**twice, "timed": "otherwise"}, once) == once
 
 
 @pytest.mark.parametrize(

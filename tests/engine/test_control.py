@@ -1,10 +1,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import Bank, Rate, _by_chance
+from paceline.engine.control import IDLE_PASSES, Bank, Rate, _by_chance
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Acceptance, CostCurve, DraftTime, Gain
 from paceline.target.cost import CostTable
@@ -258,8 +259,8 @@ def test_a_draft_that_was_cut_is_compared_with_the_text_that_comes() -> None:
             rate.plan([s], 1)
             rate.drafted("d", [Ask(s, 8)], [draft])
             rate.trim([s], [draft], 1)
-            for token in draft.tokens if right else (7, 1):
-                r = Round("s", 1, LIST, NO_DRAFT, (), (token,), 0, 1, 1, 0, 1000)
+            for at, token in enumerate(draft.tokens if right else (7, 1), 1):
+                r = Round("s", at, LIST, NO_DRAFT, (), (token,), 8, 1, 1, 0, 1000)
                 rate.learn([replace(r, uncut=draft) if token != 1 else r])
         learned.append(rate.chances(s, sure(0.5, 0.5)))
     assert learned[0][1] > 0.8
@@ -406,7 +407,7 @@ def test_a_sequence_in_debt_is_asked_for_and_verifies_nothing_until_it_has_coole
     rate._text(s).bank.plain = 2
     assert trimmed(rate, [s], [draft]) == [0]
     assert rate.value("d", s) == 0
-    rate.learn([Round("s", 1, LIST, NO_DRAFT, (), (7,), 0, 1, 1, 0, 1000) for _ in range(2)])
+    rate.learn([Round("s", 1, LIST, NO_DRAFT, (), (7,), 8, 1, 1, 0, 1000) for _ in range(2)])
     assert trimmed(rate, [s], [draft]) == [2]
     assert rate.value("d", s) > 0
 
@@ -479,3 +480,79 @@ def test_the_state_of_a_sequence_ends_with_it() -> None:
     run(rate, s, sure(0.9), 1)
     rate.end(s)
     assert not rate._texts
+
+
+class Counted(Rate):
+    """Counts the sequences that are considered, and those that are learned from one by one."""
+
+    considered = learned = 0
+
+    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+        self.considered += 1
+        return super().budget(drafter, seq, nodes, reach, gain)
+
+    def _learn_text(self, *of_round: Any) -> None:
+        self.learned += 1
+        super()._learn_text(*of_round)
+
+
+def hopeless(rate: Rate, seqs: Sequence[Seq], passes: int) -> list[int]:
+    """Passes whose drafter has nothing to say; the sequences that had a budget in each."""
+    planned = []
+    for _ in range(passes):
+        budgets, asked, count = rate.plan(seqs, len(seqs)), [], len(seqs)
+        for s, budget in zip(seqs, budgets, strict=True):
+            asked.append(bool(budget) and rate.budget("d", s, budget) > 0)
+        asks = [Ask(s, 8) for s, was in zip(seqs, asked, strict=True) if was]
+        rate.drafted("d", asks, [NO_DRAFT] * len(asks))
+        us = {"d": 300 * len(asks)} if asks else {}
+        rounds = []
+        for s, budget, was in zip(seqs, budgets, asked, strict=True):
+            r = Round(s.id, len(s.tokens), LIST, NO_DRAFT, (), (5,), budget, count, count, 0, 1000)
+            spent = replace(r, draft_us=sum(us.values()), draft_us_by=us)
+            rounds.append(replace(spent, asked=LIST) if was else spent)
+            s.tokens.append(5)
+        rate.learn(rounds)
+        planned.append(sum(map(bool, budgets)))
+    return planned
+
+
+def test_sequences_that_do_not_draft_are_considered_in_the_same_passes() -> None:
+    """So most passes of a batch ask nobody, though each sequence began in a pass of its own."""
+    rate, seqs = Rate(lambda rows, context: 1 + 0.5 * rows), [seq(f"{i}") for i in range(4)]
+    for n in (1, 2, 3, 4):
+        hopeless(rate, seqs[:n], 30)
+    planned = [i for i, number in enumerate(hopeless(rate, seqs, 200)) if number]
+    assert planned
+    assert {(i - planned[0]) % (IDLE_PASSES + 1) for i in planned} == {0}
+
+
+def test_a_pass_in_which_nobody_may_draft_is_learned_from_as_a_whole() -> None:
+    rate, seqs = Counted(lambda rows, context: 1 + 0.5 * rows), [seq(f"{i}") for i in range(4)]
+    hopeless(rate, seqs, 100)
+    rate.considered = rate.learned = 0
+    planned = hopeless(rate, seqs, 100)
+    assert rate.considered == rate.learned == sum(planned) < 0.2 * 4 * 100
+    rate.plan(seqs, 4)
+    texts = [rate._text(s) for s in seqs]
+    assert all(text.bank.tokens + text.idled in (200, 201) for text in texts)  # none is lost
+
+
+def test_drafters_are_considered_at_once_when_rows_get_cheaper() -> None:
+    rate, seqs = Rate(lambda rows, context: 1 + 0.5 * rows), [seq(f"{i}") for i in range(8)]
+    while not all(rate._text(s).idle > 2 for s in seqs):
+        hopeless(rate, seqs, 1)
+    assert rate.plan(seqs[:7], 7) == [0] * 7  # one has left
+    assert rate.plan(seqs[:5], 5) == [8] * 5
+
+
+def test_a_shadow_that_has_missed_a_token_is_compared_with_nothing_more() -> None:
+    rate, s, draft = priced(0.0), seq(), sure(0.5, 0.5, 0.5)
+    rate.plan([s], 1)
+    first = Round("s", 1, LIST, NO_DRAFT, (), (0,), 8, 1, 1, 0, 1000, uncut=draft)
+    rate.learn([first])
+    before = rate.chances(s, draft)
+    rate.learn([replace(first, start=3, tokens=(2,), uncut=NO_DRAFT)])
+    assert rate.chances(s, draft) == before
+    rate.learn([replace(first, start=4, tokens=(1,), uncut=NO_DRAFT)])
+    assert rate.chances(s, draft) == before

@@ -137,3 +137,27 @@ def test_a_slow_grammar_that_ends_within_a_draft_ends_the_output(
     fast, ends = run(tokenizer, [pattern] * 2, GUESSES, [A, B], [A, B, A, B, A, B])
     assert fast == plain
     assert [end.finish for end in ends] == ["stop", "stop"]
+
+
+class Idle(Fixed):
+    """Allows drafts in every third pass."""
+
+    passes = 0
+
+    def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
+        self.passes += 1
+        return super().plan(seqs, rows, waiting) if self.passes % 3 == 0 else [0] * len(seqs)
+
+
+def test_what_the_grammar_forces_is_drafted_only_in_passes_with_a_budget(tokenizer: Tokenizer) -> None:
+    made, spec = Compiler(tokenizer, tokenizer.vocab_size), SpecConfig(("grammar",), max_draft=2)
+    drafters: dict[str, Drafter] = dict(model_free())
+    engine = Engine(ToyTarget(tokenizer.vocab_size), drafters, Idle(), eos=tokenizer.eos_ids)
+    engine.submit(
+        Seq("s", [1, 2], 2, SamplingParams(max_tokens=40), spec, cursor=made.cursor(Regex("(ab){16}")))
+    )
+    rounds: list[Round] = []
+    while engine.busy:
+        rounds += engine.step()
+    drafted = [(bool(r.budget), bool(r.asked), len(r.draft) > 2) for r in rounds[:3]]
+    assert drafted == [(False, False, False), (False, False, False), (True, True, True)]

@@ -43,6 +43,8 @@ MAX_EXPLORED: Final = 8.0  # tokens of such time that may be saved up
 PROBE_NODES: Final = 2  # asked for then
 TIMED_DRAFTS: Final = 4  # until the time of a drafter is known
 IDLE_PASSES: Final = 4  # before drafters that do not pay are considered again
+MAX_IDLE: Final = 20  # passes until they are considered again, however long they cannot be asked
+FEWER_USERS: Final = 0.75  # of those before: prices have fallen, so that all are considered at once
 TRIAL_PASSES: Final = 12  # at the beginning of a text in which a head is tried though it does not seem to pay
 TRIAL_SHARE: Final = 0.25  # of the price of an ask: the least that one of a trial counts for
 READ_PASSES: Final = 4  # before a head that pays is considered again
@@ -123,10 +125,13 @@ class _Text:
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
+    idled: int = 0  # passes, of one token each, since they were considered
+    wait: float = 0.0  # passes until one of those considered last may be asked
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
     chances: list[float] = field(default_factory=list)
     shadow: Draft = NO_DRAFT  # of an earlier pass: its nodes are compared with the tokens as they come
     node: int = ROOT  # of the shadow: the last one that has come true
+    after: int = 0  # tokens of the text up to and with that one
 
 
 class Rate(Controller, DraftPolicy):
@@ -149,6 +154,8 @@ class Rate(Controller, DraftPolicy):
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._reads: dict[str, ReadShare] = {}  # by drafter
         self._after_prompt = False  # a prompt was in the last pass
+        self._passes = self._users = 0  # planned so far; sequences in them, of late
+        self._share = 1.0  # of EXPLORED that is a sequence's: others of the route explore for it too
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
         return self
@@ -159,6 +166,9 @@ class Rate(Controller, DraftPolicy):
         if not seqs:
             return []
         budgets, context, first, cost = [], 0, 0, self.cost
+        self._passes += 1
+        if len(seqs) != self._users:
+            self._change_users(len(seqs))
         for seq in seqs:
             budgets.append(self._planned(seq))
             length = len(seq.tokens)
@@ -181,11 +191,24 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._texts.get(seq.id) or self._text(seq)
-        text.scored = NO_DRAFT
         if text.idle and spec.adaptive:
             text.idle -= 1
+            text.idled += 1
             return 0
+        if text.idled:
+            self._learn_idle(text)
+        text.scored, text.wait = NO_DRAFT, MAX_IDLE
         return spec.max_draft
+
+    def _change_users(self, users: int) -> None:
+        """With fewer of them a row costs less than when drafters were found not to pay."""
+        self._share = users**-0.5
+        if users > self._users:
+            self._users = users
+        elif users < FEWER_USERS * self._users:
+            self._users = users
+            for text in self._texts.values():
+                text.idle = 0
 
     def _text(self, seq: Seq) -> _Text:
         text = self._texts.get(seq.id)
@@ -204,6 +227,7 @@ class Rate(Controller, DraftPolicy):
                 return 0
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
+                text.wait = 0
                 return 0
             self._untimed.add(drafter)
         if self._value(text, drafter, reach, gain) > 0:
@@ -232,23 +256,27 @@ class Rate(Controller, DraftPolicy):
         return self._value(self._text(seq), drafter, reach, gain)
 
     def reads(self, drafter: str, seq: Seq) -> bool:
-        reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter)
+        begun = len(seq.tokens) > seq.prompt_len
+        reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter, begun)
         if reads:
             self._readers[drafter] += 1
         return reads
 
-    def _may_read(self, text: _Text, drafter: str) -> bool:
-        """Decides for several passes at once, so that a head that does not pay costs next to nothing."""
+    def _may_read(self, text: _Text, drafter: str, begun: bool) -> bool:
+        """Decides for several passes at once, so that a head that does not pay costs next to nothing.
+
+        begun: the text has its first token.
+        """
         left = text.reads.get(drafter, 0)
         if not left:
-            left = text.reads[drafter] = self._passes_to_read(text, drafter)
-        if text.bank.tokens:  # all passes of a prompt are one
+            left = text.reads[drafter] = self._passes_to_read(text, drafter, begun)
+        if begun:  # all passes of a prompt are one
             text.reads[drafter] = left - 1 if left > 0 else left + 1
             if text.trials.get(drafter):
                 text.trials[drafter] -= 1
         return left > 0
 
-    def _passes_to_read(self, text: _Text, drafter: str) -> int:
+    def _passes_to_read(self, text: _Text, drafter: str, begun: bool) -> int:
         """Above 0: so many; below 0: none of so many.
 
         A head that does not pay is tried on some texts from their beginning on, for their prompts are read
@@ -257,7 +285,7 @@ class Rate(Controller, DraftPolicy):
         value = self._value(text, drafter, 1.0, 0.0, reading=True)
         if value > 0:
             return READ_PASSES
-        if text.bank.tokens:
+        if begun:
             return -UNREAD_PASSES
         if self._time(drafter) is None:  # its price is learned with one sequence
             if drafter in self._untimed:
@@ -319,8 +347,11 @@ class Rate(Controller, DraftPolicy):
         if text.bank.plain and self._time(drafter) is None:
             return False
         left = min(text.to_explore - text.explored.get(drafter, 0.0), MAX_EXPLORED)
-        if left < self._ask_price(drafter):
+        missing = self._ask_price(drafter) - left
+        if missing > 0:
+            text.wait = min(text.wait, missing / (EXPLORED * self._share))
             return False
+        text.wait = 0
         start = self._start_price(text, drafter)
         return start < NOTICEABLE or self._explored >= min(start, MAX_EXPLORED / 2)
 
@@ -426,9 +457,10 @@ class Rate(Controller, DraftPolicy):
         if not rounds:
             return
         first, count, cost = rounds[0], len(rounds), self.cost
-        nodes = context = tokens = users = 0
+        nodes = context = tokens = users = planned = 0
         for r in rounds:
             nodes += len(r.draft.tokens)
+            planned += r.budget
             if r.start > context:
                 context = r.start
             if r.tokens:
@@ -439,7 +471,10 @@ class Rate(Controller, DraftPolicy):
             cost.learn(first.rows, first.target_us, context)
             alone_us = cost(count, context)
             self._learn_speed(first, tokens / count * alone_us)
-        ask_us = self._learn_draft_times(rounds, decoding)
+        after_prompt, self._after_prompt = self._after_prompt, not decoding
+        ask_us: Mapping[str, float] = {}
+        if planned or self._readers:
+            ask_us = self._learn_draft_times(rounds, after_prompt)
         token_price = node_price = 0.0
         if ask_us or nodes:
             if cost.measured:
@@ -449,14 +484,11 @@ class Rate(Controller, DraftPolicy):
                     node_price = token_price * (cost(first.rows, context) - before) / nodes
             else:
                 token_price = users / max(1, first.target_us)
-        share = count**-0.5  # others of the route explore for it too
-        for r in rounds:
-            text = self._texts.get(r.request)
-            if text is None:
-                tokens -= len(r.tokens)
-            elif r.tokens:
-                self._learn_text(text, r, ask_us, token_price, node_price, share)
-        explored = self._explored + EXPLORED * tokens
+        if planned:
+            for r in rounds:
+                if r.budget and r.tokens and (text := self._texts.get(r.request)) is not None:
+                    self._learn_text(text, r, ask_us, token_price, node_price)
+        explored = self._explored + EXPLORED * tokens * min(1.0, len(self._texts) / count)
         self._explored = explored if explored < MAX_EXPLORED / 2 else MAX_EXPLORED / 2
 
     def _learn_text(
@@ -466,10 +498,9 @@ class Rate(Controller, DraftPolicy):
         ask_us: Mapping[str, float],
         token_price: float,
         node_price: float,
-        share: float,
     ) -> None:
         """token_price, node_price: tokens that a microsecond, and a row of this pass, could have brought."""
-        bank, count = text.bank, len(r.tokens)
+        bank, count, share = text.bank, len(r.tokens), self._share
         is_first = not bank.tokens
         if is_first:
             text.to_explore += FIRST_EXPLORED * share
@@ -485,10 +516,30 @@ class Rate(Controller, DraftPolicy):
             bank.add(count - 1, cost)
             if count - 1 > cost:
                 text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
-        elif r.budget and not is_first:
-            text.idle = IDLE_PASSES
         if text.shadow.tokens or r.uncut.tokens:
-            self._compare(text, r.uncut, r.tokens)
+            self._compare(text, r)
+        elif not r.asked and not is_first:
+            self._let_idle(text)
+
+    def _let_idle(self, text: _Text) -> None:
+        """Until one of the drafters may be asked again.
+
+        Sequences are considered together, in one of IDLE_PASSES + 1 passes: others ask nobody.
+        """
+        wait = text.bank.plain if 0 < text.bank.plain < text.wait else text.wait
+        text.idle = max(int(wait), IDLE_PASSES)
+        if self._users > 1:
+            text.idle += IDLE_PASSES // 2 - (self._passes + text.idle + IDLE_PASSES // 2 + 1) % (
+                IDLE_PASSES + 1
+            )
+
+    def _learn_idle(self, text: _Text) -> None:
+        """From the passes since drafters were considered: each had a token and no draft."""
+        bank, tokens, text.idled = text.bank, text.idled, 0
+        text.to_explore += EXPLORED * self._share * tokens
+        bank.tokens += tokens
+        if bank.plain:
+            bank.plain = max(0, bank.plain - tokens)
 
     def _learn_speed(self, first: Round, plain_us: float) -> None:
         """plain_us: as long as the tokens of the pass would have taken without drafts."""
@@ -496,13 +547,12 @@ class Rate(Controller, DraftPolicy):
         known.plain_us = SPEED_DECAY * known.plain_us + plain_us
         known.real_us = SPEED_DECAY * known.real_us + first.target_us + first.draft_us
 
-    def _learn_draft_times(self, rounds: Sequence[Round], decoding: bool) -> Mapping[str, float]:
+    def _learn_draft_times(self, rounds: Sequence[Round], after_prompt: bool) -> Mapping[str, float]:
         """Returns the time of one ask, by drafter.
 
         Hidden states are those of the pass before: after one with a prompt, they tell nothing.
         """
         r, by = rounds[0], rounds[0].draft_us_by
-        after_prompt, self._after_prompt = self._after_prompt, not decoding
         asks: dict[str, int] = {}
         all_asks = 0
         for s in rounds:
@@ -580,19 +630,23 @@ class Rate(Controller, DraftPolicy):
             time.learn(0, FIRST_READING * target_us)
         time.learn(0, us / read, target_us)
 
-    def _compare(self, text: _Text, draft: Draft, tokens: Sequence[int]) -> None:
+    def _compare(self, text: _Text, r: Round) -> None:
         """Compares the draft, and one that was cut earlier, with the tokens that were committed.
 
-        So drafts are scored in the shadow too: nodes that were never verified.
+        So drafts are scored in the shadow too: nodes that were never verified. A shadow that has missed a
+        token is over.
         """
+        draft, tokens = r.uncut, r.tokens
         if text.shadow.tokens:
-            text.node = self._walk(text, text.shadow, text.node, tokens)
+            missed = text.after != r.start
+            text.node = _ENDED if missed else self._walk(text, text.shadow, text.node, tokens)
             if text.node == _ENDED:
                 text.shadow = NO_DRAFT
         if draft.tokens:
             node = self._walk(text, draft, ROOT, tokens)
             if node != _ENDED and not text.shadow.tokens:
                 text.shadow, text.node = draft, node
+        text.after = r.start + len(tokens)
 
     def _walk(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
         """Learns from each node that a token reaches, from `node` on; the last that came true, or _ENDED."""

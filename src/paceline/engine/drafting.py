@@ -104,17 +104,23 @@ class Drafting:
         for s, budget in zip(scored, budgets, strict=True):
             s.budget = max(0, min(budget, s.seq.spec.max_draft))
 
-    def _limit(self, s: Scheduled) -> None:
-        """Cuts the budget to what the output, the context and the pass have room for."""
+    def _may_draft(self, s: Scheduled) -> bool:
+        """Cuts the budget to what the output, the context and the pass have room for.
+
+        Tokens that the grammar forces are drafted besides, in passes that have a budget at all.
+        """
         seq, target = s.seq, self._target
-        if not s.scored or s.masks is not FREE:  # a mask computed before is that of an empty draft
+        if not s.budget:
+            return False
+        if s.masks is not FREE:  # a mask computed before is that of an empty draft
             s.budget = 0
-            return
+            return False
         room = min(seq.prompt_len + seq.params.max_tokens, target.max_context) - len(seq.tokens) - 1
         room = max(0, min(room, target.invariant_rows - len(s.fed)))
         s.budget = min(s.budget, room)
-        if seq.cursor is not None and seq.spec.max_draft:
+        if seq.cursor is not None:
             s.forced_budget = min(MAX_FORCED, room - s.budget)
+        return room > 0
 
     def draft(self, scheduled: Sequence[Scheduled]) -> tuple[dict[str, int], int]:
         """Sets the drafts; returns microseconds by drafter, and the part of them that is older.
@@ -123,9 +129,7 @@ class Drafting:
         """
         draft_ns = self._read_ns()
         read_us = sum([ns // 1000 for ns in draft_ns.values()])
-        for s in scheduled:
-            self._limit(s)
-        asking = [s for s in scheduled if s.budget or s.forced_budget]
+        asking = [s for s in scheduled if self._may_draft(s)]
         if not asking:
             return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
         for group in _by_drafters(asking):
@@ -156,6 +160,8 @@ class Drafting:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
         if scores.hidden:
             self._show_hidden(scheduled, scores)
+        if not any(drafters.observes for drafters in self._lists.values()):
+            return
         number = {s.seq.id: i for i, s in enumerate(scheduled)}
         for group in _by_drafters([s for s in scheduled if s.verdict is not None]):
             drafter = self.drafter(group[0].seq)
