@@ -52,6 +52,7 @@ settings.load_profile("full")
 
 # fixture -> marker
 WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma", "browser": "browser"}
+HOME = os.environ.get("PACELINE_HOME")
 LONGEST = ("slow", "large", "model")  # markers of long files
 
 
@@ -90,10 +91,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _pulled(name: str) -> Path:
-    try:
-        return resolve(name)
-    except UnknownModel:
-        pytest.skip(f"{name} is not here: run `paceline pull {name}`")
+    """In the home of the start: what a module's fixture has set meanwhile is not for the whole session."""
+    with pytest.MonkeyPatch.context() as patch:
+        if HOME is None:
+            patch.delenv("PACELINE_HOME", raising=False)
+        else:
+            patch.setenv("PACELINE_HOME", HOME)
+        try:
+            return resolve(name)
+        except UnknownModel:
+            pytest.skip(f"{name} is not here: run `paceline pull {name}`")
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,8 @@ from support.servers import IDLE_S, TEMPLATE, Running, running, until
 from support.tiny_gguf import Sizes
 from support.tokenizers import byte_level_facts
 
+pytestmark = pytest.mark.slow  # real connections and waits: left out of make quick
+
 ENGINE = EngineConfig("cpu", cache_mb=16, threads=1, max_waiting=8)
 PROMPT = "one two three one two three one two three "
 

@@ -47,6 +47,8 @@ from support.servers import until
 from support.split_client import Closed, RawClient, raw_client
 from support.split_server import GENEROUS, LONG_MS, SplitServer, Start
 
+pytestmark = pytest.mark.slow  # real connections and waits: left out of make quick
+
 T = TypeVar("T")
 
 BODY: dict[str, Any] = {"prompt": "one two three one two", "max_tokens": 60, "temperature": 0.8, "seed": 5}

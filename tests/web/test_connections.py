@@ -31,6 +31,8 @@ from paceline.web.connections import (
 from paceline.web.request_body import INLINE_BYTES, LimitedBodies
 from paceline.web.streaming import cancelled_by_disconnect
 
+pytestmark = pytest.mark.slow  # real connections and waits: left out of make quick
+
 PATIENCE_S = 60
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /size HTTP/1.1\r\nHost: localhost\r\n"
@@ -268,7 +270,6 @@ def test_bodies_in_memory_have_a_limit_together() -> None:
 # Times
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [GET, GET + b"\r\n" + GET])
 def test_headers_that_never_end_get_a_408(sent: bytes) -> None:
     with serving(header_timeout_s=1.0) as server, server.connect() as connection:
@@ -277,7 +278,6 @@ def test_headers_that_never_end_get_a_408(sent: bytes) -> None:
     assert_refused(said[said.rindex(b"HTTP/1.1 ") :], 408)
 
 
-@pytest.mark.slow
 def test_a_byte_now_and_then_does_not_extend_the_time_for_headers() -> None:
     with serving(header_timeout_s=0.5) as server, server.connect() as connection:
         for byte in GET + b"X: " + b"a" * 1000:
