@@ -26,6 +26,7 @@ from rich.console import Console
 
 from bench import workload
 from bench.table import Column, Table
+from paceline.advise.pass_times import PassTimes
 from paceline.advise.replay import RecordedOutput, Simulation
 from paceline.config import SpecConfig
 from paceline.drafters import model_free
@@ -129,14 +130,14 @@ def measure(text: Sequence[int], cost: CostTable, load: int, tokens: int, repeat
     """The fastest of some runs: others only add time."""
     spec, target = SpecConfig(), ToyTarget(vocab_size=1 << 20)
     some, recorded = outputs(text, spec, max(4, load), tokens), Recorded(Rate(cost))
-    done = Simulation(spec, target, model_free(), recorded, cost, concurrency=load).run(some)
+    done = Simulation(spec, target, model_free(), recorded, PassTimes(cost), concurrency=load).run(some)
     rounds = sum(recorded.rounds)
     us: dict[str, list[float]] = {"controller": [], "cold": [], "outside": [], "drafters": []}
     for _ in range(repeats):
         us["controller"].append(_replayed_us(recorded, Rate(cost)))
         us["cold"].append(_replayed_us(recorded, Rate(cost), cold=True))
         watched = Watched(cost)
-        Simulation(spec, target, model_free(), watched, cost, concurrency=load).run(some)
+        Simulation(spec, target, model_free(), watched, PassTimes(cost), concurrency=load).run(some)
         us["outside"].append(watched.outside_us / rounds)
         us["drafters"].append(watched.drafters_us / rounds)
     each = {name: min(found) for name, found in us.items()}

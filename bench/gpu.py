@@ -323,8 +323,8 @@ def batches(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
         shape, kind = SHAPES[name], weight_type(KINDS.get(name, ("bf16",))[0])
         cache_mb = tokens * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
-        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=256, deterministic="on")
-        modes = (config, replace(config, deterministic="off")) if kind == "bf16" else (config,)
+        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=256)
+        modes = (config, replace(config, deterministic=False)) if kind == "bf16" else (config,)
         for mode in modes:
             target = CudaTarget(weights_of(name, args.model), mode, kind=kind)
             for context, (first, last, most) in spans.items():
@@ -651,7 +651,7 @@ def rollouts(notes: Notes, args: argparse.Namespace) -> None:
     prompts = [Prompt(tuple(turn), held_out=False) for turn in turns]
     jobs = [Job(prompt, True, 8 * i + n) for i, prompt in enumerate(prompts) for n in range(8)]
     usual = answering_config(args.model, EngineConfig(device="cuda"))
-    for config in (usual, replace(usual, deterministic="on"), replace(usual, max_batch=64)):
+    for config in (usual, replace(usual, deterministic=False), replace(usual, max_batch=64)):
         llm = LLM(str(args.model), config=config)
         for repeat in range(2):
             started = time.perf_counter()

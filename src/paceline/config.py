@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 Accept = Literal["match", "residual", "block", "typical"]
 ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
-Deterministic = Literal["auto", "on", "off"]
-DETERMINISTIC: Final[tuple[Deterministic, ...]] = get_args(Deterministic)
 FLOAT_DTYPES: Final = ("float32", "bfloat16", "float16")
 DTYPES: Final = ("auto", *FLOAT_DTYPES, "int8", "fp8", "gguf")
 
@@ -210,9 +208,9 @@ class EngineConfig:
     cache_dir: str | None = None  # its folder; None: that of paceline's own files
     max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
-    # on: on a GPU a row's bits are the same whatever the batch. off: torch multiplies passes of more than 64
-    # rows. auto: on for a max_batch of up to 64. On a CPU the native engine is always deterministic.
-    deterministic: Deterministic = "auto"
+    # On a GPU a row's bits are the same whatever the batch. If not, torch multiplies passes of more than 64
+    # rows. On a CPU the native engine is always deterministic.
+    deterministic: bool = True
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 256  # the same, while other sequences wait for their next token
     prefill_beside_ms: int = 40  # what these tokens may add to the time of such a pass; 0: any
@@ -225,8 +223,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        known = f"one of {', '.join(DETERMINISTIC)}"
-        require(lambda x: x in DETERMINISTIC, "deterministic", self.deterministic, known)
+        require(lambda x: isinstance(x, bool), "deterministic", self.deterministic, "True or False")
         require_whole(
             self,
             *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),

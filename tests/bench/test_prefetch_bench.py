@@ -66,7 +66,8 @@ def test_only_tools_that_read_count_as_safe() -> None:
 
 
 def test_a_kept_result_is_right_if_any_answer_before_an_effect_has_its_call() -> None:
-    safe, score = {"get": {}}, Score()
+    safe: dict[str, Any] = {"get": {}}
+    score = Score()
     left = prefetch._kept(score, {("get", '{"n":1}'), ("get", '{"n":2}')}, [], safe)
     left = prefetch._kept(score, left, [("get", {"n": 2})], safe)
     assert (score.kept, score.kept_wrong, left) == (1, 0, {("get", '{"n":1}')})

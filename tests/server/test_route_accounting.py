@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from paceline.advise.routes_file import routes_yaml
 from paceline.server.telemetry import route_accounting
@@ -218,14 +217,14 @@ def test_a_routes_file_of_advise_is_accounted_for_everywhere(
     off = advised("chats", decision="leave it off", match={})
     file.write_text(routes_yaml([advised("agents", match={"prompt": "tools"}), off]))
     monkeypatch.setattr(route_accounting, "LOG_EVERY_S", 0.0)
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    messages = [{"role": "user", "content": "ab ab ab"}]
+    tool: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    messages: Any = [{"role": "user", "content": "ab ab ab"}]
     with caplog.at_level(logging.INFO, "paceline"), toy_running(tmp_path, routes=str(file)) as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=httpx.Client(trust_env=False))
         given: dict[str, Any] = {"model": server.model, "messages": messages, "max_tokens": 12}
         given["extra_body"] = {"ignore_eos": True}
-        client.chat.completions.create(**given, tools=[tool], tool_choice="none")
-        client.chat.completions.create(**given)
+        with server.client() as client:
+            client.chat.completions.create(**given, tools=[tool], tool_choice="none")
+            client.chat.completions.create(**given)
         http = httpx.Client(base_url=server.url, trust_env=False, timeout=60)
         routes = {route["name"]: route for route in http.get("/v1/routes").json()["data"]}
         metrics = http.get("/metrics").text

@@ -113,8 +113,11 @@ class EngineOptions:
         int, typer.Option(help="Most tokens of a prompt with its answer; 0: the model's context.")
     ] = 0
     deterministic: Annotated[
-        str, typer.Option(help="On a GPU, equal bits whatever the batch: auto (up to 64 at once), on or off.")
-    ] = "auto"
+        bool,
+        typer.Option(
+            help="On a GPU, equal bits whatever the batch, not torch's products."
+        ),
+    ] = True
     max_grammar_s: Annotated[float, typer.Option(help="CPU seconds to compile one constraint.")] = 3.0
     max_grammar_mb: Annotated[int, typer.Option(help="Memory to compile one constraint.")] = 256
     max_fixed_text: Annotated[int, typer.Option(help="Bytes a constraint may prescribe in a row.")] = 8192

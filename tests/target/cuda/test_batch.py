@@ -2,18 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import Deterministic, EngineConfig
-from paceline.errors import SettingError
 from paceline.target.cuda.arguments import KEY_CHUNK, MAX_ROWS
 from paceline.target.cuda.batch import (
     PassRows,
     SpareSlots,
     chain_pass,
-    deterministic,
     feed_rows,
     pass_groups,
 )
@@ -60,14 +56,3 @@ def test_what_is_no_chain_or_needs_two_passes_is_left_to_the_others() -> None:
 
 def test_groups_of_rows_grow_with_the_batch() -> None:
     assert [pass_groups(batch) for batch in (1, 16, 17, 32, 48, 64, 256)] == [1, 1, 2, 2, 3, 4, 4]
-
-
-def test_auto_is_deterministic_up_to_its_limit() -> None:
-    def of(setting: Deterministic, batch: int) -> bool:
-        return deterministic(EngineConfig(deterministic=setting, max_batch=batch))
-
-    assert [of("auto", batch) for batch in (1, 64, 65, 256)] == [True, True, False, False]
-    assert of("on", 256)
-    assert not of("off", 1)
-    with pytest.raises(SettingError, match="one of auto, on, off"):
-        of("yes", 1)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.config import Deterministic, EngineConfig
+from paceline.config import EngineConfig
 from paceline.errors import SettingError, UsageError
 from paceline.target import load
 from paceline.target.cuda import memory
@@ -27,9 +27,9 @@ _MB = 2**20
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=40)
 
 
-@pytest.mark.parametrize(("max_batch", "deterministic"), [(4, "auto"), (64, "on"), (256, "auto")])
+@pytest.mark.parametrize(("max_batch", "deterministic"), [(4, True), (64, True), (256, False)])
 def test_passes_of_many_rows_are_planned(
-    monkeypatch: pytest.MonkeyPatch, max_batch: int, deterministic: Deterministic
+    monkeypatch: pytest.MonkeyPatch, max_batch: int, deterministic: bool
 ) -> None:
     weights = tiny_weights()
     sizes = {name: tuple(t.shape) for name, t in weights.tensors.items()}

@@ -30,7 +30,7 @@ from support.models import open_with, random_tree, rows_in_one_pass, some_tokens
 pytestmark = pytest.mark.slow
 
 NARROW = EngineConfig(device="cpu", cache_mb=24, max_batch=16)  # 64 rows in a pass
-WIDE = replace(NARROW, max_batch=64, deterministic="on")  # 256
+WIDE = replace(NARROW, max_batch=64)  # 256
 CONTEXT = 122
 
 
@@ -183,7 +183,7 @@ def torch_products(target: CudaTarget) -> int:
 def test_without_determinism_torch_multiplies_passes_of_many_rows(family: str) -> None:
     tokens, weights = tokens_of(100), tiny_weights(family)
     expected = reference_logits(weights, tokens)
-    fast = make_target(replace(WIDE, deterministic="off"), weights)
+    fast = make_target(replace(WIDE, deterministic=False), weights)
     fast.open(Seq("s", tokens, 1))
     many = rows_in_one_pass(fast, "s", 0, tokens)
     assert torch_products(fast) == 2 * (3 if family == "qwen3" else 4)
@@ -202,7 +202,7 @@ def test_without_determinism_torch_multiplies_passes_of_many_rows(family: str) -
 
 def test_int8_weights_stay_on_the_kernels_without_determinism() -> None:
     rows = []
-    for config in (replace(WIDE, deterministic="off"), NARROW):
+    for config in (replace(WIDE, deterministic=False), NARROW):
         target = make_target(config, kind="int8")
         target.open(Seq("s", tokens_of(80), 80))
         rows.append(rows_in_one_pass(target, "s", 0, tokens_of(80)))

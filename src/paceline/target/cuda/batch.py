@@ -9,23 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.config import EngineConfig
 from paceline.errors import CacheFull
 from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_GROUPS, MAX_ROWS
 from paceline.types import Draft, Sampler
 
-AUTO_BATCH: Final = 64  # max_batch up to which deterministic=auto means on
 ROWS_PER_SEQUENCE: Final = 4  # that a pass has room for
 
 
 def pass_groups(max_batch: int) -> int:
     """Groups of rows in a pass, at most."""
     return min(MAX_GROUPS, -(-ROWS_PER_SEQUENCE * max_batch // MAX_ROWS))
-
-
-def deterministic(config: EngineConfig) -> bool:
-    """Whether a row keeps its bits in passes of several groups, too."""
-    return config.deterministic == "on" or (config.deterministic == "auto" and config.max_batch <= AUTO_BATCH)
 
 
 class SpareSlots:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.target.cuda.arguments import MAX_SEQUENCES
-from paceline.target.cuda.batch import deterministic, pass_groups
+from paceline.target.cuda.batch import pass_groups
 from paceline.target.cuda.graphs import Buffers
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.kv.cache import BLOCK, TorchKVMemory, blocks_in
@@ -49,7 +49,7 @@ def plan(weights: CudaWeights, config: EngineConfig) -> MemoryPlan:
     shape, meta = weights.shape, torch.device("meta")
     rows, blocks, _ = make_cache(shape, config, meta)
     max_context, groups = min(shape.max_context, blocks * BLOCK), pass_groups(config.max_batch)
-    buffers = Buffers(weights, max_context, meta, groups, throughput=not deterministic(config))
+    buffers = Buffers(weights, max_context, meta, groups, throughput=not config.deterministic)
     histories = 8 * max(config.max_batch, MAX_SEQUENCES) * weights.padded_vocab  # bias and counts
     return MemoryPlan(nbytes(weights), nbytes(rows), nbytes(buffers) + histories)
 

@@ -21,7 +21,6 @@ from paceline.target.cuda.batch import (
     PassRows,
     SequenceRows,
     SpareSlots,
-    deterministic,
     feed_rows,
     pass_groups,
     passes,
@@ -118,7 +117,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         self._spare = SpareSlots(blocks * BLOCK, spare)
         self._runner = PassRunner(
             *(self._launcher, self._weights, self._rows, self.max_context, config.max_batch),
-            throughput=not deterministic(config),
+            throughput=not config.deterministic,
         )
         self._throughput = self._runner.buffers.sums is not None
         self.invariant_rows = MAX_ROWS if self._throughput else 2**31

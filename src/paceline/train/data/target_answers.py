@@ -49,7 +49,7 @@ def make_answers(
 ) -> AnswerSet:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
-    The engine writes them, on a GPU hundreds at once; or a vLLM server elsewhere.
+    The engine writes them, on a GPU many at once; or a vLLM server elsewhere.
     """
     config, progress = config or AnswersConfig(), progress or _no_progress
     path = hub.resolve(model)
