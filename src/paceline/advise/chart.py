@@ -22,7 +22,8 @@ BAR_WIDTH: Final = 40  # columns of a terminal
 STYLE: Final = """\
 .chart { color: #1f2328; font: 12px system-ui, sans-serif; }
 .chart text { fill: currentColor; } .chart .title { font-size: 14px; font-weight: 600; }
-.chart .grid { stroke: currentColor; opacity: .15; } .chart .level, .chart .cap { stroke: currentColor; opacity: .5; }
+.chart .grid { stroke: currentColor; opacity: .15; }
+.chart .level, .chart .cap { stroke: currentColor; opacity: .5; }
 @media (prefers-color-scheme: dark) { .chart { color: #e6edf3; } }"""
 
 

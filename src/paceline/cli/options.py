@@ -114,9 +114,7 @@ class EngineOptions:
     ] = 0
     deterministic: Annotated[
         bool,
-        typer.Option(
-            help="On a GPU, equal bits whatever the batch, not torch's products."
-        ),
+        typer.Option(help="On a GPU, equal bits whatever the batch, not torch's products."),
     ] = True
     max_grammar_s: Annotated[float, typer.Option(help="CPU seconds to compile one constraint.")] = 3.0
     max_grammar_mb: Annotated[int, typer.Option(help="Memory to compile one constraint.")] = 256
