@@ -364,7 +364,7 @@ def write(result: dict[str, Any], name: str) -> None:
 def merged(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Rows in the order of workloads, temperatures and agents; those of before say how they were measured."""
     about, now, new = before["machine"], result["machine"], {_case(r) for r in result["rows"]}
-    same = all(about[fact] == now[fact] for fact in ("drafters", "where"))
+    same = all(about.get(fact) == now.get(fact) for fact in ("drafters", "where", "cpu", "cores"))
     if not same or before.get("timed") != result["timed"]:
         return result
     run = {"command": before["command"], "date": about["date"], "commit": about["commit"]}

@@ -24,13 +24,17 @@ def facts() -> dict[str, Any]:
 
 
 def _commit() -> str:
+    """Of the code that is measured; with "-dirty" if the code is another."""
     try:
-        done = subprocess.run(
+        head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
+        changed = subprocess.run(
+            ["git", "diff", "--quiet", "HEAD", "--", "src", "bench/*.py"], capture_output=True, check=False
         )
     except OSError:  # a bare machine
         return ""
-    return done.stdout.strip()
+    return head.stdout.strip() + ("-dirty" if changed.returncode == 1 else "")
 
 
 def command(name: str, given: Sequence[str]) -> str:

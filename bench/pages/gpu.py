@@ -48,7 +48,7 @@ def batches(result: Result) -> Lines:
     counts = sorted({row["sequences"] for row in rows})
     found: dict[tuple[str, str, int], dict[int, str]] = {}
     for row in rows:
-        mode = ", throughput" if row.get("deterministic") == "off" else ""
+        mode = ", throughput" if row.get("deterministic") is False else ""
         kind = row["shape"] + mode, row["context"], row["rows"]
         found.setdefault(kind, {})[row["sequences"]] = number(row["ms"])
     lines = [

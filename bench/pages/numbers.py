@@ -26,6 +26,7 @@ PEER_READERS: Final = {  # whose answers and who reads them: a short name
 }
 Lines = list[str]
 WORKLOADS: Final = {"agents": "agents' turns", "chat": "chats", "mixed": "both mixed"}  # of `bench control`
+UNDER_LOAD: Final = 16  # answers at once, for the advice about full passes
 NOTHING_GAINED: Final = 1.01  # times plain: drafts are not worth it below
 
 
@@ -226,7 +227,7 @@ def on_a_gpu() -> Lines:
 def when_not() -> Lines:
     lines = ["## When not?", ""]
     for result in results_folder.read("control"):
-        lines += _under_load(result)
+        lines += under_load(result)
     for result in results_folder.read("serve"):
         lines += _many_agents(result)
     for result in results_folder.read("drafters"):
@@ -242,11 +243,12 @@ def when_not() -> Lines:
     return lines
 
 
-def _under_load(result: Result) -> Lines:
+def under_load(result: Result) -> Lines:
     """Of a controller alone, not of one with a trained drafter: decoding with as many as were tried."""
-    rows, load = result["rows"], max(row["load"] for row in result["rows"])
-    if any(row["against_untrained"] for row in rows):
+    rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] <= UNDER_LOAD]
+    if not rows or any(row["against_untrained"] for row in rows):
         return []
+    load = max(row["load"] for row in rows)
     shown, even = [], []
     for workload in dict.fromkeys(row["workload"] for row in rows):
         gains = [
@@ -254,6 +256,8 @@ def _under_load(result: Result) -> Lines:
             for row in rows
             if (row["workload"], row["load"]) == (workload, load)
         ]
+        if not gains:
+            continue
         shown.append(f"{min(gains):.2f} to {max(gains):.2f} on {WORKLOADS[workload]}")
         even += [WORKLOADS[workload]] if max(gains) < NOTHING_GAINED else []
     advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import pages, prefetch, results_folder, workload
+from bench import pages, prefetch, workload
 from bench.runs.arms import WARM_UP
 from bench.runs.conversations import GREETING, Message
 from bench.runs.effects import PREFILL
@@ -404,7 +404,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--timelines", type=int, default=0, help="runs whose two timelines are printed")
     made.add_argument("--write", action="store_true", help="keep the result in bench/results")
-    made.add_argument("--add", action="store_true", help="to the stored result, for data sets it lacks")
     return made
 
 
@@ -413,9 +412,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     servers.end_with_this_process()
     rows = measure(options)
-    if options.add:
-        stored = results_folder.read_one(f"{RESULT}-{options.model}")["runs"]
-        rows = [one for one in stored if one["set"] not in options.sets.split(",")] + rows
     sums = totals(rows)
     Console(width=220).print(Table.of(COLUMNS, sums, "recorded runs with slow tools").terminal())
     if options.write:

@@ -24,6 +24,7 @@ from bench.control import (
     ways,
 )
 from bench.drafters.turns import Turn
+from bench.pages import numbers
 from bench.table import Table
 from bench.workload import Prompt
 from paceline import SamplingParams, SpecConfig
@@ -132,6 +133,9 @@ def test_rows_that_were_not_measured_again_stay_with_the_command_of_their_run() 
         (WRONG, False),
     ]
     twice = merged(once, result("third", chat))
+    shown = numbers.under_load({**twice, "machine": {**twice["machine"], "model": "a model"}})
+    assert "4 answers at once" in shown[0]  # by the loads of agents and chats, not that of a bad case
+    assert "1.32 to 1.32 on agents' turns" in shown[0]
     assert [r.get("run", {}).get("command") for r in twice["rows"]] == ["first", None, "second"]
     assert earlier_runs(twice["rows"]) == [
         "Some rows: `first`, 2026-11-18, commit first.",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench import results_folder
-from bench.pages import results_page
+from bench.pages import gpu, results_page
 
 MACHINE = {"model": "m", "date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
 
@@ -46,3 +46,10 @@ def test_sections_say_machine_date_commit_and_command(
     assert "| 512 tokens | 0.7 | 5 | 2.00 (1.00 to 3.00) | 2.00 (1.00 to 3.00) | 2.0 (1.0 to 3.0) % |" in page
     assert "| 8 rows after 300, ms | 2.00 (1.00 to 3.00) |" in page
     assert "| paceline | 1.00e-03 |" in page
+
+
+def test_passes_of_a_gpu_that_are_not_deterministic_have_rows_of_their_own() -> None:
+    row = {"part": "batches", "shape": "8b", "context": "300", "sequences": 64, "rows": 1}
+    rows = [{**row, "deterministic": True, "ms": 7.0}, {**row, "deterministic": False, "ms": 6.0}]
+    lines = gpu.batches({"rows": rows})
+    assert [line.split("|")[1].strip() for line in lines if "300" in line] == ["8b", "8b, throughput"]

@@ -9,7 +9,7 @@ import torch
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
 from paceline.drafters.heads import drafter_of
-from paceline.errors import UsageError
+from paceline.errors import DrafterMismatch, UsageError
 from paceline.heads.head_checkpoint import Card, load, read_card
 from paceline.target.weights.reader import load as load_weights
 from paceline.target.weights.reader import load_embeddings
@@ -138,3 +138,5 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
         run(replace(again, answers=replace(again.answers, per_prompt=2)))
     with pytest.raises(UsageError, match="is a block drafter: give kind=block"):
         run(replace(again, train=replace(again.train, kind="eagle")))
+    with pytest.raises(DrafterMismatch, match="reads layers that a server does not return"):
+        run(replace(again, hidden_states_from="http://127.0.0.1:1", train=replace(again.train, taps=1)))

@@ -114,11 +114,18 @@ def test_on_a_gpu_many_answers_share_a_pass_and_the_cache_takes_what_is_free(
     path = tiny_gguf.write(tmp_path / "m.gguf", "qwen2", kind="Q4_K")
     engine, free = EngineConfig("cuda", cache_mb=64), 2000 << 20
     plan = LoadPlan("cuda", "", weights=800 << 20, cache=64 << 20, other=200 << 20, token=1)
-    monkeypatch.setattr(target_answers, "plan_load", lambda *_: plan)
+    planned_for: list[EngineConfig] = []
+
+    def planned(path: Path, config: EngineConfig) -> LoadPlan:
+        planned_for.append(config)
+        return plan
+
+    monkeypatch.setattr(target_answers, "plan_load", planned)
     monkeypatch.setattr(target_answers, "placement", lambda _: (torch.device("cuda"), torch.bfloat16))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
     made = answering_config(path, engine)
     assert (made.max_batch, made.cache_mb) == (GPU_BATCH, int(0.6 * 1000))
+    assert planned_for[0].max_batch == GPU_BATCH
     assert answering_config(path, replace(engine, max_batch=999, cache_mb=900)).cache_mb == 900
     assert answering_config(path, replace(engine, max_batch=999)).max_batch == 999
     monkeypatch.undo()

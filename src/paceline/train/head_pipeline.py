@@ -38,7 +38,7 @@ from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
 from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of, with_draft_vocab
-from paceline.train.served_decoder import ServedDecoder
+from paceline.train.served_decoder import ServedDecoder, server_layers
 from paceline.train.train_decoder import TrainDecoder, require_trainable
 from paceline.train.trainer import TrainProgress, train
 
@@ -172,9 +172,9 @@ def _card_or_none(folder: Path) -> Card | None:
 def _figures_in_use(folder: Path, model: TrainDecoder, texts: Sequence[RecordedText]) -> dict[str, Any]:
     try:
         head = drafter_folder.load(folder, pieces_of(model))
+        return asdict(_acceptance(head.net, model, texts)) if texts else {}
     except PacelineError:
         return {}
-    return asdict(_acceptance(head.net, model, texts)) if texts else {}
 
 
 def _take(candidate: Path, folder: Path) -> None:
@@ -209,6 +209,11 @@ def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
             raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
         if card.fingerprint != model_fingerprint(path):
             raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
+        served = server_layers(shape.layers, job.train.taps)
+        if job.hidden_states_from and not {tap + 1 for tap in card.shape.taps} <= set(served):
+            raise DrafterMismatch(
+                f"{job.start.name} reads layers that a server does not return: leave out hidden_states_from"
+            )
     if in_use is not None and not job.replace:
         card = read_card(in_use)
         if (card.kind, card.fingerprint) != (job.train.kind, model_fingerprint(path)):

@@ -95,10 +95,10 @@ def answering_config(path: Path, config: EngineConfig) -> EngineConfig:
     if device.type != "cuda":
         return config
     free, _ = torch.cuda.mem_get_info(device)
+    config = replace(config, max_batch=max(config.max_batch, GPU_BATCH))
     planned = plan_load(path, config)
     room_mb = int(FREE_SHARE * (free - planned.weights - planned.other)) >> 20
-    cache_mb = max(config.cache_mb, min(MAX_CACHE_MB, room_mb))
-    return replace(config, max_batch=max(config.max_batch, GPU_BATCH), cache_mb=cache_mb)
+    return replace(config, cache_mb=max(config.cache_mb, min(MAX_CACHE_MB, room_mb)))
 
 
 def _with_synthetic(
