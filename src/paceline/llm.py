@@ -27,13 +27,12 @@ from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
-from paceline.engine.estimates import CostCurve
 from paceline.engine.pooling import Pooler
 from paceline.engine.saved_estimates import SavedEstimates, estimates_path
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.target.cost import CostMonitor, machine_key, renewed_cost_table
+from paceline.target.cost import CostMonitor, machine_key
 from paceline.target.kv.disk_cache import cache_folder
 from paceline.target.weights.pooling import read_pooling
 from paceline.text import Detokenizer, Message, Prompt, StopChecker, named_format, read_chat_template
@@ -138,13 +137,12 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         grammars = cache_folder(config.cache_dir) / "grammars" if config.cache_disk_mb else None
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits, grammars)
         private = {name for name, drafter in self.drafters.items() if getattr(drafter, "private", False)}
-        self._controller = controller = Rate(self.cost or None, private)
+        controller = Rate(self.cost or None, private)
         self.saved_estimates = SavedEstimates(
             estimates_path(machine_key(self.target)), controller.estimates, self.drafters
         )
-        self._cost_monitor = CostMonitor(self.target, self.cost)
-        sinks = (*sinks, self._cost_monitor)
-        row_cost = (lambda context: self.cost.prompt_row_ms(context)) if self.cost else None
+        sinks = (*sinks, CostMonitor(self.target, self.cost))
+        row_cost = self.cost.prompt_row_ms if self.cost else None
         self.engine = Engine(
             self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids, row_cost=row_cost
         )
@@ -161,14 +159,6 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
         """An error if an AsyncLLM runs the engine in its thread."""
         if self.thread is not None and self.thread.alive:
             raise UsageError("this LLM is in use by an AsyncLLM: use that one, or close it first")
-
-    def renew_cost(self) -> bool:
-        """Measures the time of passes again, between two of them; False: the machine is busy."""
-        renewed = renewed_cost_table(self.target)
-        if renewed is not None:
-            self.cost, self._controller.cost = renewed, CostCurve(renewed)
-            self._cost_monitor.compare_with(renewed)
-        return renewed is not None
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Replaces the drafter of the same name, between two passes."""

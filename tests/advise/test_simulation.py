@@ -7,7 +7,7 @@ import pytest
 
 from paceline.advise.pass_times import PassTimes
 from paceline.advise.replay import Decoding, RecordedOutput, ReplayClock, ReplayTarget, Simulation
-from paceline.advise.target_outputs import TargetOutput, host_ms
+from paceline.advise.target_outputs import TargetOutput, host_factor, host_ms
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters import model_free
@@ -15,7 +15,7 @@ from paceline.engine import masking
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, HiddenRows, Round, Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, HiddenRows, Round, Scores, Seq
 
 PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5], [7, 1, 2, 3, 9, 9, 9], [2, 3, 4, 1, 2])
 MAX_TOKENS = 40
@@ -126,20 +126,22 @@ def test_no_more_outputs_at_once_than_there_are_places() -> None:
     assert sum(d.ms for d in pairs) == pytest.approx(4 * 12 * (MAX_TOKENS - 1))
 
 
-def test_what_the_prefix_cache_held_is_not_read_again() -> None:
+def test_what_the_prefix_cache_held_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass that ends the prompt has as many rows as it had: a draft of it is cut to the same room."""
     seq = Seq("a", list(range(24)) * 2, 48, SamplingParams(max_tokens=4), SpecConfig((), max_draft=0))
-    read: list[int] = []
+    rows: list[int] = []  # of each pass
+    forward = ReplayTarget.forward
 
-    def counted(rows: int, context: int) -> float:
-        read.append(rows)
-        return 1.0
+    def counted(target: ReplayTarget, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        rows.append(sum(len(feed.tokens) + len(feed.draft) for feed in feeds))
+        return forward(target, feeds, taps)
 
-    for cached, rows in ((0, 48), (40, 8), (48, 1)):
-        read.clear()
+    monkeypatch.setattr(ReplayTarget, "forward", counted)
+    for cached, read in ((0, 48), (40, 8), (48, 1)):
+        rows.clear()
         one = RecordedOutput(seq, (1, 2, 3), cached=cached)
-        Simulation(seq.spec, ToyTarget(), {}, Fixed(), PassTimes(counted)).run([one])
-        assert max(read[:6]) == rows  # asked for the first pass
+        Simulation(seq.spec, ToyTarget(), {}, Fixed(), TIMES).run([one])
+        assert rows == [read, 1, 1]
 
 
 @pytest.mark.parametrize(("prompt_row_ms", "read", "beside"), [(0.5, 4 + 11, 4 + 11), (0.0, 18, 19)])
@@ -202,6 +204,28 @@ def test_the_time_outside_of_the_target_is_that_of_a_round_after_the_first() -> 
     some = [TargetOutput(tokenized, output, None, (r,) * n, ms) for n, ms in ((3, 2.4), (2, 1.2), (1, 0.0))]
     assert host_ms(some) == pytest.approx(0.2)  # two rounds of 1.2, one of 1.2; the last has only a prompt
     assert host_ms([]) == 0
+
+
+def written(draft_us: Sequence[int]) -> TargetOutput:
+    """An answer with these rounds after its first."""
+    rounds = [Round("a", 8, ("ngram",), NO_DRAFT, (), (1,), 8, 1, 1, us, 1000) for us in (50_000, *draft_us)]
+    tokenized = TokenizedRequest(TracedRequest("a", "", "a", {}), (1,), (2,), "")
+    return TargetOutput(tokenized, RecordedOutput(Seq("a", [1], 1), (2,)), None, tuple(rounds))
+
+
+def test_drafting_that_waited_for_a_core_once_does_not_count() -> None:
+    replayed = [Decoding(4, passes, 1.0, 0.0, 0.03 * passes, {}) for passes in (1, 2, 3, 0)]
+    outputs = [written([90] * 4), written([90, 100_000]), written([60, 120, 90]), written([])]
+    assert host_factor(outputs, replayed) == pytest.approx(3)
+
+
+def test_where_nothing_is_known_of_drafting_it_takes_the_time_of_the_replay() -> None:
+    replayed = [Decoding(4, 2, 1.0, 0.0, 0.06, {})]
+    idle = [Decoding(4, 2, 1.0, 0.0, 0.0, {})]
+    assert host_factor([written([90])], idle) == 1
+    assert host_factor([written([90])], []) == 1
+    assert host_factor([written([])], replayed) == 1
+    assert host_factor([written([10])], replayed) == 1  # no less
 
 
 def test_a_controller_stops_drafts_that_are_never_accepted() -> None:

@@ -18,6 +18,7 @@ from paceline.server.telemetry.route_accounting import (
     Prediction,
     RouteAccounting,
 )
+from paceline.target.cost import batch_ms
 from paceline.types import Draft, Round
 from support.advice import advised
 from support.metrics import run, samples, some_metrics
@@ -100,6 +101,34 @@ def test_each_output_in_a_pass_has_a_context_of_its_own() -> None:
     figures = accounting.figures("a")
     assert figures is not None
     assert figures.speedup == pytest.approx(3 * (10 + 4 + 40) / (10 + 20 + 40))
+
+
+@pytest.mark.parametrize("rows", [64, 100, 64 * 5])
+def test_a_round_takes_no_more_work_in_a_large_batch(rows: int) -> None:
+    """Every round of a pass is added, in the engine's thread."""
+    asked: list[int] = []
+
+    def counted(rows: int, context: int) -> float:
+        asked.append(rows)
+        return cost(rows, context)
+
+    accounting = RouteAccounting(counted)
+    accounting.add("a", a_round(batch=2, rows=3))
+    few = len(asked)
+    accounting.add("a", a_round(batch=64, rows=rows))
+    assert len(asked) == 2 * few
+
+
+@pytest.mark.parametrize("rows", [7, 11, 14, 30])
+def test_rows_of_a_pass_are_spread_over_its_outputs(rows: int) -> None:
+    """A pass like the round's, one output after the other."""
+
+    def curved(rows: int, context: int) -> float:
+        return 10 + rows * rows + rows * context / 50
+
+    share, more = divmod(rows, 7)
+    expected = batch_ms(curved, [(share + (i < more), 100, 1) for i in range(7)])
+    assert RouteAccounting(curved)._pass_ms(rows, a_round(batch=7)) == pytest.approx(expected)
 
 
 def test_no_more_is_gained_than_tokens_per_pass() -> None:

@@ -18,10 +18,10 @@ from paceline.target.cost import (
     CostMonitor,
     CostTable,
     CpuTime,
+    batch_ms,
     confirmed_cost_table,
     cost_table,
     measure,
-    renewed_cost_table,
 )
 from paceline.target.eager.layer import FeedForward
 from paceline.target.eager.target import TorchTarget
@@ -52,6 +52,15 @@ def test_a_row_of_a_prompt_costs_the_slope_of_the_largest_passes() -> None:
     table = CostTable({100: {1: 10.0, 2: 11.0, 4: 15.0}, 300: {1: 20.0, 2: 22.0, 4: 30.0}})
     assert [table.prompt_row_ms(context) for context in (100, 200, 300)] == [2, 3, 4]
     assert CostTable({100: {4: 8.0}}).prompt_row_ms(900) == 2
+
+
+def test_sequences_of_a_pass_share_weights_and_have_contexts_of_their_own() -> None:
+    table = CostTable({100: {1: 10.0, 3: 14.0}, 300: {1: 20.0, 3: 28.0}})
+    context_ms = (table(2, 300) - table(2, 0)) + 2 * (table(1, 100) - table(1, 0))
+    assert batch_ms(table, [(2, 300, 1), (1, 100, 2)]) == pytest.approx(table(4, 0) + context_ms)
+    assert batch_ms(table, [(2, 300, 1), (1, 100, 1), (1, 100, 1)]) == pytest.approx(table(4, 0) + context_ms)
+    assert batch_ms(lambda rows, _: 10 / rows, [(4, 0, 2)]) == 5  # more rows cost no less
+    assert batch_ms(table, []) == table(1, 0)
 
 
 def test_costs_stay_above_nothing() -> None:
@@ -271,6 +280,16 @@ def test_a_table_whose_first_measurement_met_a_load_is_kept_if_the_second_did_no
     assert clocked.passes == passes
 
 
+def test_a_table_with_all_contexts_is_used_before_a_quieter_one_without(clocked: Clocked) -> None:
+    """One context alone would say that a context costs nothing."""
+    clocked.timed_contexts, clocked.others = (16, 32), [0.5]
+    clocked._noise_of = lambda number: 1.0 if number <= 32 else 1e6  # a second context is not begun
+    assert list(cost_table(clocked).ms) == [16, 32]
+    passes, clocked._noise_of = clocked.passes, lambda _: 1.0
+    assert list(cost_table(clocked).ms) == [16, 32]
+    assert clocked.passes > passes  # the first was provisional
+
+
 def test_a_steady_load_confirms_no_table(clocked: Clocked) -> None:
     before = cost_table(clocked)
     clocked.others, clocked._noise_of = [0.5] * 3, lambda _: 2.0
@@ -278,19 +297,6 @@ def test_a_steady_load_confirms_no_table(clocked: Clocked) -> None:
     assert not confirmed
     assert not table.quiet
     assert cost_table(clocked) == before
-
-
-def test_a_provisional_table_is_renewed_once_the_machine_is_quiet(clocked: Clocked) -> None:
-    clocked.others, clocked._noise_of = [0.5, 0.5, 0.5], lambda _: 3.0
-    cost_table(clocked)
-    assert renewed_cost_table(clocked) is None
-    clocked._noise_of = lambda _: 1.0
-    renewed = renewed_cost_table(clocked)
-    assert renewed is not None
-    assert renewed(1, 256) == 1
-    passes = clocked.passes
-    assert cost_table(clocked) == renewed
-    assert clocked.passes == passes  # stored
 
 
 def rounds(target_us: int, count: int, rows: int = 1, batch: int = 1) -> list[Round]:

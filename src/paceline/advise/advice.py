@@ -22,6 +22,7 @@ from paceline.advise.target_outputs import (
     OutputLimits,
     Progress,
     TargetOutput,
+    host_factor,
     host_ms,
     prefill_ms,
     prompt_row_ms,
@@ -325,15 +326,14 @@ class _RouteAdvisor:
     def _time_host(self, outputs: Sequence[TargetOutput]) -> None:
         """What everything but the target takes between two passes, and not in a replay of the same answers.
 
-        The weights that a pass reads drive everything else out of the processor's caches: drafting takes a
-        multiple of its time. What is left of the difference is the same in every pass.
+        The weights that a pass reads drive everything else out of the processor's caches: all of it takes a
+        multiple of its time, as drafting does. What is left of the difference is the same in every pass.
         """
         written = [one for one in outputs if len(one.rounds) > 1]
         if sum(len(one.rounds) - 1 for one in written) < MIN_PASSES:
             return
         replayed = self._simulate(written, SpecConfig(FREE_LISTS[0], DEFAULT_LENGTH))
-        drafting = sum(r.draft_us for one in written for r in one.rounds[1:]) / 1000
-        self._host_factor = max(1.0, drafting / max(1e-9, sum(d.draft_ms for d in replayed)))
+        self._host_factor = host_factor(written, replayed)
         left = host_ms(written) - self._host_factor * median(d.host_ms for d in replayed)
         self._times = replace(self._times, beside_ms=max(0.0, left))
 

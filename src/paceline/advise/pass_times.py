@@ -38,7 +38,8 @@ class PassTimes:
 
     def __call__(self, sequences: Sequence[tuple[int, int]], prompt_rows: int = 0) -> float:
         """sequences: rows and context of each that decodes."""
-        return batch_ms(self.cost, sequences) + prompt_rows * self.prompt_row_ms + self.beside_ms
+        kinds = [(rows, context, 1) for rows, context in sequences]
+        return batch_ms(self.cost, kinds) + prompt_rows * self.prompt_row_ms + self.beside_ms
 
     def row_ms(self, context: int) -> float:
         """That a row of a prompt adds."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor, cat
 
 from paceline.advise.pass_times import TimedPass
-from paceline.advise.replay import RecordedOutput
+from paceline.advise.replay import Decoding, RecordedOutput
 from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
@@ -203,6 +203,16 @@ def host_ms(outputs: Sequence[TargetOutput]) -> float:
             inside = sum(r.target_us for r in decoding) / 1000
             rests.append(max(0.0, one.decode_ms - inside) / len(decoding))
     return median(rests) if rests else 0.0
+
+
+def host_factor(outputs: Sequence[TargetOutput], replayed: Sequence[Decoding]) -> float:
+    """What drafting took while answers were written now, over what it takes in their replay; 1 or more.
+
+    Medians of the answers, of the time per round: while an answer is written, a thread may wait for a core.
+    """
+    written = [fmean(r.draft_us for r in one.rounds[1:]) / 1000 for one in outputs if one.rounds[1:]]
+    again = median([one.draft_ms / one.passes for one in replayed if one.passes] or [0.0])
+    return max(1.0, median(written) / again) if written and again else 1.0
 
 
 def prompt_row_ms(outputs: Sequence[TargetOutput], cost: PassCost) -> float:

@@ -97,7 +97,7 @@ class EngineThread:
         closed: the error of requests that come, or still run, once the thread is stopped.
         """
         self._engine = engine
-        self.turns = turns or nullcontext()
+        self._turns = turns or nullcontext()
         self._closed = closed
         self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
         self._delivers: dict[str, Deliver] = {}
@@ -150,7 +150,7 @@ class EngineThread:
                         return
                 continue
             try:
-                with self.turns:
+                with self._turns:
                     rounds = self._engine.step()
             except Exception as problem:
                 log_error(log, "a pass failed; the requests in it end", problem)

@@ -11,7 +11,6 @@ model_pool.py    the models: loaded on demand, unloaded when another one needs t
 models_file.py   the file of `--models`
 async_engine.py  AsyncEngine: requests on the engine's thread, as deltas
 estimates_saver.py  the controller's estimates outlive the server
-cost_renewal.py  the time of passes, measured again once the machine is quiet
 access_log.py    the figures of a request in its line
 request_log.py   the end of a request: metrics, span, trace, training sample
 heap.py          freed memory back to the system, after large requests

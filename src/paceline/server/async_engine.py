@@ -16,7 +16,6 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM, EncodedPrompt
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.cost_renewal import CostRenewal
 from paceline.server.estimates_saver import EstimatesSaver
 from paceline.server.routes import Route
 from paceline.server.telemetry.metrics import Metrics
@@ -65,7 +64,6 @@ class AsyncEngine:
         self.thread = thread
         self.metrics = metrics
         self._saver = saver
-        self._renewal: CostRenewal | None = None
         self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
         self._large = ThreadPoolExecutor(1, "paceline-large")
 
@@ -73,23 +71,12 @@ class AsyncEngine:
         self.thread.start()
         if self._saver is not None:
             self._saver.start()
-        if not self.llm.cost.quiet:
-            self._renewal = CostRenewal(self._renew_cost, self.thread)
-            self._renewal.start()
 
     def stop(self, timeout: float) -> None:
         """Requests that still run end with an error."""
-        if self._renewal is not None:
-            self._renewal.close(timeout)
         self.thread.stop(timeout)
         if self._saver is not None:
             self._saver.close(timeout)
-
-    def _renew_cost(self) -> bool:
-        renewed = self.llm.renew_cost()
-        if renewed:
-            self.metrics.set_model(tuple(self.llm.drafters), self.llm.cost)
-        return renewed
 
     def close(self, timeout: float) -> None:
         """Stops, for good: the memory of the model is free once nobody holds this object."""

@@ -1,9 +1,9 @@
 """The cost of a pass by its rows and its context, t_V(n, context): measured once for a model on a machine.
 
 A table that was measured on a busy machine, or that the passes of a process disagree with for long, is
-provisional: it is used, and measured again at the next start, or by a server once nothing runs. A load that
-comes and goes shows in the spread of the passes. One that lasts makes all of them equally slow, and shows in
-the CPU time that other processes take meanwhile.
+provisional: it is used, and measured again at the next start. A load that comes and goes shows in the spread
+of the passes. One that lasts makes all of them equally slow, and shows in the CPU time that other processes
+take meanwhile.
 """
 
 import logging
@@ -30,7 +30,6 @@ from paceline.types import Draft, Feed, Finish, Round, Seq
 ROWS: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3  # passes; the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
-RENEWAL_BUDGET: Final = 0.2  # the same where requests may come meanwhile
 MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
 MAX_OTHERS: Final = 0.1  # of the CPUs, taken by other processes: above it the machine is busy
 NO_IDLE: Final = 0.8  # of the CPUs, taken by all: below it others have room beside the passes
@@ -117,21 +116,25 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
     return max(y0 + (y1 - y0) * (at - x0) / (x1 - x0), min(y for _, y in points) / 10)
 
 
-def batch_ms(cost: PassCost, sequences: Sequence[tuple[int, int]]) -> float:
-    """Milliseconds of a pass of several sequences: rows and context of each.
+def batch_ms(cost: PassCost, sequences: Sequence[tuple[int, int, int]]) -> float:
+    """Milliseconds of a pass of several sequences: rows, context, and how many sequences have these.
 
     Rows of all sequences share the weights. Keys and values are each sequence's own, so that what a context
     adds to a pass is added for each. More rows cost no less, though curves may cross where they are
     extrapolated.
     """
-    rows = max(1, sum(n for n, _ in sequences))
-    contexts = sum(cost(n, context) - cost(n, 0) for n, context in sequences)
-    plain = cost(max(1, len(sequences)), 0) + sum(cost(1, c) - cost(1, 0) for _, c in sequences)
+    rows = max(1, sum(n * count for n, _, count in sequences))
+    batch = max(1, sum(count for _, _, count in sequences))
+    contexts = sum(count * (cost(n, context) - cost(n, 0)) for n, context, count in sequences)
+    plain = cost(batch, 0) + sum(count * (cost(1, c) - cost(1, 0)) for _, c, count in sequences)
     return max(plain, cost(rows, 0) + contexts)
 
 
 def cost_table(target: ModelTarget) -> CostTable:
-    """Read from cost.json; measured in two seconds if the table there is missing or provisional."""
+    """Read from cost.json; measured if the table there is missing or provisional.
+
+    That takes about two seconds, and twice as long on a busy machine: the better of two tables is used.
+    """
     stored = read_json(_path()).get(_key(target))
     if isinstance(stored, dict) and stored:
         with suppress(ValueError, TypeError, AttributeError):  # damaged, or provisional
@@ -142,23 +145,14 @@ def cost_table(target: ModelTarget) -> CostTable:
                 return table
     table = measure(target)
     if not table.quiet:
-        table = min((table, measure(target)), key=lambda one: (one.others, one.spread))
+        table = min((table, measure(target)), key=lambda one: (-len(one.ms), one.others, one.spread))
     if not table.quiet:
         log.info(
             "the machine is busy: other processes take %.0f %% of the CPUs, passes are up to %.1f times one "
-            "another; their cost is measured again once it is quiet",
+            "another; the next start measures their cost again",
             *(100 * table.others, table.spread),
         )
     _store(target, table, provisional=not table.quiet)
-    return table
-
-
-def renewed_cost_table(target: ModelTarget) -> CostTable | None:
-    """A short measurement in the place of a provisional one; None: the machine is still busy."""
-    table = measure(target, RENEWAL_BUDGET)
-    if not table.quiet:
-        return None
-    _store(target, table)
     return table
 
 
@@ -233,9 +227,6 @@ class CostMonitor:
 
     def __init__(self, target: ModelTarget, table: CostTable) -> None:
         self._key = _key(target)
-        self.compare_with(table)
-
-    def compare_with(self, table: CostTable) -> None:
         self._table, self._ratios = table, list[float]()
         self._max_context = MAX_EXTRAPOLATION * max(table.ms) if table else 0
 

@@ -130,7 +130,7 @@ class RouteAccounting:
         if self.cost is None:
             return 0.0
         share, more = divmod(rows, r.batch)
-        return batch_ms(self.cost, [(share + (i < more), r.start) for i in range(r.batch)])
+        return batch_ms(self.cost, [(share + 1, r.start, more), (share, r.start, r.batch - more)])
 
     def figures(self, route: str) -> RouteFigures | None:
         """None: there was no decoding round yet."""
