@@ -1,6 +1,8 @@
 """The Python API: seeds, memory, and how often a request's conversation is rendered."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,19 @@ def llm(smollm2_path: object) -> LLM:
 def toy(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path: Path = toy_chat_model(tmp_path_factory.mktemp("toy"))
     return LLM(str(path), config=EngineConfig("cpu", cache_mb=64, max_model_len=512))
+
+
+def test_a_model_is_freed_once_nobody_holds_it(tmp_path: Path) -> None:
+    """Without the garbage collector: a cycle would keep gigabytes, and pages that wait for the disk."""
+    model = LLM(str(toy_chat_model(tmp_path)), config=EngineConfig("cpu", cache_mb=64, max_model_len=512))
+    model.generate("one two", max_tokens=2, ignore_eos=True)
+    engine = weakref.ref(model.engine)
+    gc.disable()
+    try:
+        del model
+        assert engine() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("prompt", [None, 7, "", []])
