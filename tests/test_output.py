@@ -122,6 +122,40 @@ def test_the_text_of_a_call_that_was_cut_off_is_no_content() -> None:
     assert taken.result().text == written
 
 
+@pytest.mark.parametrize("finish", ["length", "cancelled", None])
+def test_a_call_that_was_cut_off_before_its_arguments_is_none(finish: Finish | None) -> None:
+    taken = output("harmony")
+    taken.take(a_round("<|channel|>commentary to=functions.delete_all<|message|> ", finish=finish))
+    assert (taken.calls, taken.result().tool_calls) == ([], ())
+    assert taken.result().content == ""
+
+
+class Pieces:
+    """A detokenizer whose tokens number the pieces of a text."""
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = pieces
+
+    def push(self, token: int) -> str:
+        return self.pieces[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_tokens_of_reasoning_are_counted_however_many_come_at_once(size: int) -> None:
+    thought = ("<|channel|>", "analysis", "<|message|>", "Hm", "", "é <", "|.", "<|end|>")  # é: of two tokens
+    answer = ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "4", "2")
+    taken = output("harmony")
+    taken.detokenizer = Pieces(*thought, *answer, *thought[:4])
+    tokens = "".join(map(chr, range(19)))
+    for at in range(0, len(tokens), size):
+        taken.take(a_round(tokens[at : at + size], finish="length" if at + size >= len(tokens) else None))
+    assert (taken.reasoning, taken.content) == ("Hmé <|.Hm", "42")
+    assert taken.reasoning_tokens == 5
+
+
 class Source:
     def __init__(self, *rounds: Round) -> None:
         self.rounds = list(rounds)

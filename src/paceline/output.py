@@ -111,12 +111,12 @@ class OutputParser:
             return None
         return ToolStream(self.tools, self.offered, self.parallel, self.calls, self.within)
 
-    def read(self, text: str, complete: bool) -> dict[str, Any]:
-        """Fields of a result."""
+    def read(self, text: str, complete: bool, cut_off: bool = False) -> dict[str, Any]:
+        """Fields of a result. cut_off: the text ends where the model did not end it."""
         content, calls = text, list[ToolCall]()
         if self.tools is not None:
             content, calls, _ = parse_tool_calls(
-                text, self.tools, self.offered, self.parallel, self.calls, self.within
+                text, self.tools, self.offered, self.parallel, self.calls, self.within, cut_off
             )
         read: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
         if self.parse is None or not complete or calls:
@@ -180,7 +180,7 @@ class RequestOutput:
         text = "".join(texts) if texts else rest
         self._texts.append(text)
         self.finish = r.finish
-        deltas = self._read(text, r.finish)
+        deltas = self._read(texts or [rest], r.finish)
         self.deltas += deltas
         self.content_len += sum(len(delta.text) for delta in deltas if isinstance(delta, ContentDelta))
         self.round_deltas.append(OutputDelta(tuple(texts), tuple(deltas), r.tokens, r.logprobs, r.finish))
@@ -201,13 +201,14 @@ class RequestOutput:
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
 
-    def _read(self, text: str, finish: Finish | None) -> list[Delta]:
+    def _read(self, texts: Sequence[str], finish: Finish | None) -> list[Delta]:
         if self._tools is None:
+            text = "".join(texts)
             return [ContentDelta(text)] if text else []
-        deltas = self._tools.push(text)
+        deltas = self._tools.push(*texts)
         if finish is None:
             return deltas
-        cut_off = finish == "length"
+        cut_off = finish != "stop"
         rest = self._tools.flush(cut_off)
         if cut_off and self.parser.only_calls:  # the beginning of a call's mark
             rest = [delta for delta in rest if isinstance(delta, CallDelta)]
@@ -225,6 +226,10 @@ class RequestOutput:
     @property
     def reasoning(self) -> str:
         return "".join(delta.text for delta in self.deltas if isinstance(delta, ReasoningDelta))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._tools is None else self._tools.reasoning_pieces
 
     @property
     def calls(self) -> list[tuple[str, str]]:
@@ -277,7 +282,7 @@ class RequestOutput:
     def result(self) -> Result:
         stats, text, cursor = self.stats(), self.text, self.seq.cursor
         complete = self.finish == "stop" and (cursor is None or cursor.finished)
-        read = self.parser.read(text, complete)
+        read = self.parser.read(text, complete, cut_off=self.finish != "stop")
         if self.finish == "length":
             read["content"] = self.content  # without the beginning of a call that was cut off
         return Result(

@@ -38,7 +38,7 @@ TEMPLATE = """{%- for message in messages -%}
 {%- if add_generation_prompt %}<|start|>assistant{% endif -%}"""
 ENGINE = EngineConfig("cpu", cache_mb=32, threads=1)
 CHAT = [{"role": "user", "content": "What is 2 + 2?"}]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -68,6 +68,14 @@ def no_reasoning(model: Path) -> dict[str, int]:
     tokenizer = Tokenizer.load(model)
     pieces = {token: tokenizer.piece(token) for token in range(tokenizer.vocab_size)}
     return {str(token): -100 for token, piece in pieces.items() if piece[:1] == b"a"}
+
+
+@pytest.fixture(scope="module")
+def only_reasoning(model: Path) -> dict[str, int]:
+    """A bias against the tokens with which the channel `commentary` begins: with it, no call can be."""
+    tokenizer = Tokenizer.load(model)
+    pieces = {token: tokenizer.piece(token) for token in range(tokenizer.vocab_size)}
+    return {str(token): -100 for token, piece in pieces.items() if piece[:1] == b"c"}
 
 
 def ask(server: Running, path: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
@@ -145,16 +153,17 @@ def test_a_call_is_enforced_after_reasoning(
     assert streamed(server, **body)["tool_calls"] == call["function"]
 
 
-def test_reasoning_is_free_and_told_apart(server: Running, model: Path) -> None:
-    tokenizer = Tokenizer.load(model)
-    pieces = {token: tokenizer.piece(token) for token in range(tokenizer.vocab_size)}
-    no_call = {str(token): -100 for token, piece in pieces.items() if piece[:1] == b"c"}
-    body: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "logit_bias": no_call}
-    (answer,) = ask(server, **body)["choices"]
+def test_reasoning_is_free_and_told_apart(server: Running, only_reasoning: dict[str, int]) -> None:
+    body: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "logit_bias": only_reasoning}
+    told = ask(server, logprobs=True, **body)
+    (answer,) = told["choices"]
     assert (answer["finish_reason"], answer["message"]["content"]) == ("length", "")
     assert len(answer["message"]["reasoning_content"]) > 20
     assert "<|" not in answer["message"]["reasoning_content"]
     assert streamed(server, **body)["reasoning_content"] == answer["message"]["reasoning_content"]
+    tokens = [entry["token"] for entry in answer["logprobs"]["content"]]
+    thought = tokens[tokens.index("<|message|>") + 1 :]
+    assert told["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(thought) > 20
 
 
 def test_a_call_that_the_model_begins_is_held_to_its_schema(model: Path) -> None:
@@ -176,10 +185,23 @@ def test_a_call_that_the_model_begins_is_held_to_its_schema(model: Path) -> None
     assert allows("<|channel|>final<|message|>free")
 
 
-def test_responses_have_an_item_for_the_reasoning(server: Running) -> None:
-    given = {"input": "What is 2 + 2?", "max_output_tokens": 20, "temperature": 0, "tools": []}
-    answer = httpx.post(f"{server.url}/v1/responses", json=given, trust_env=False, timeout=60).json()
-    assert {item["type"] for item in answer["output"]} <= {"reasoning", "message"}
+def test_responses_have_an_item_for_the_reasoning(server: Running, only_reasoning: dict[str, int]) -> None:
+    given: dict[str, Any] = {"input": "What is 2 + 2?", "max_output_tokens": 60, "temperature": 0}
+    given |= {"tools": [{"type": "function", **TOOL["function"]}], "tool_choice": "required"}
+    given["logit_bias"] = only_reasoning
+    url = f"{server.url}/v1/responses"
+    whole = httpx.post(url, json=given, trust_env=False, timeout=60).json()
+    (item,) = whole["output"]
+    assert item["type"] == "reasoning"
+    assert len(item["content"][0]["text"]) > 20
+    assert 20 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] < 60
+    with httpx.stream("POST", url, json={**given, "stream": True}, trust_env=False, timeout=60) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
+    last = events[-1]["response"]
+    assert last["output"][0]["type"] == "reasoning"
+    assert "".join(deltas) == last["output"][0]["content"][0]["text"] == item["content"][0]["text"]
+    assert last["usage"] == whole["usage"]
 
 
 def test_reasoning_goes_back_into_the_template(model: Path) -> None:

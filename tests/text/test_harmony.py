@@ -87,6 +87,18 @@ CASES: list[tuple[str, tuple[str, str, list[tuple[str, str]]]]] = [
     ),
     ("<|channel|>analysis<|message|>cut", ("cut", "", [])),
     ("<|channel|>fin", ("", "", [])),
+    ("\n to=functions.f<|channel|>commentary<|message|>{}", ("", "", [("f", "{}")])),
+    ("\n<|message|>hi", ("", "hi", [])),
+    ("<|end|>\n<|end|> hi<|end|>", ("", "hi", [])),
+    (" \n hi", ("", "hi", [])),
+    ("to=5 \n", ("", "to=5 \n", [])),
+    (" \nto=5", ("", "to=5", [])),
+    ("<|channel|>analysis<|channel|>final<|message|>42", ("", "42", [])),
+    ("<|channel|>analysis<|channel|>final 42<|end|>", ("", "42", [])),
+    # Headers have at most 400 characters, blanks before them not counted.
+    (f"\n<|channel|>{'x' * 378}<|message|>hi", ("", "hi", [])),
+    (f"<|channel|>{'x' * 379}<|message|>hi", ("", f"<|channel|>{'x' * 379}<|message|>hi", [])),
+    (f" to={'x' * 500}<|end|>hi", ("", f"to={'x' * 500}hi", [])),
 ]
 
 
@@ -125,8 +137,17 @@ def test_an_answer_may_continue_a_message_of_the_prompt() -> None:
     assert read([text], within=True) == ("Hm.", " and more.", [])
 
 
-def test_a_header_that_does_not_end_is_text() -> None:
-    assert read(["<|channel|>" + "x" * 500])[1].endswith("xxx")
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_call_cut_off_before_its_arguments_is_none(blank: str) -> None:
+    text = f"Yes.<|start|>assistant<|channel|>commentary to=functions.delete_all<|message|>{blank}"
+    stream = ToolStream(HARMONY)
+    assert [*stream.push(text), *stream.flush(cut_off=True)] == [ContentDelta("Yes.")]
+    assert stream.rejected == ("cut",)
+    content, calls, errors = parse_tool_calls(text, HARMONY, cut_off=True)
+    assert (content, calls) == ("Yes.", [])
+    assert "it has no end" in errors[0]
+    ended = f"{text}<|call|>"
+    assert parse_tool_calls(ended, HARMONY, cut_off=True)[1] == [ToolCall("delete_all", {})]
 
 
 # The example of the library's streaming parser (docs/format.md), token by token.

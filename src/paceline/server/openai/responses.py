@@ -316,10 +316,11 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
 def _usage(used: dict[str, Any]) -> dict[str, Any]:
     """A chat completion's usage in this API's words."""
     cached = used["prompt_tokens_details"]["cached_tokens"]
+    reasoning = used["completion_tokens_details"]["reasoning_tokens"]
     return {
         "input_tokens": used["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": used["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": used["total_tokens"],
     }

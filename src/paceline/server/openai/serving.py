@@ -256,6 +256,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(seq.cached for seq in prompts)},
         "completion_tokens_details": {
+            "reasoning_tokens": sum(output.reasoning_tokens for output in outputs),
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },

@@ -30,13 +30,14 @@ from paceline.text.tool_calls.parser import (
 
 _MESSAGE: Final = "<|message|>"
 _ENDS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")  # of a message's content
-_CLOSINGS: Final = _ENDS[:3]
-_OPENINGS: Final = ("<|start|>", "<|channel|>", _MESSAGE, " to=")  # of a header
+_OPENINGS: Final = ("<|start|>", "<|channel|>", _MESSAGE)  # of a header
+_OPENINGS_AFTER_SPACE: Final = (*_OPENINGS, "to=")
+_HEADER_END: Final = re.compile(r"<\|(?:message|end|return|call)\|>")
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS: Final = "functions."
 _BLANK: Final = " \t\r\n"
-_MAX_HEADER: Final = 400  # characters
+_MAX_HEADER: Final = 400  # characters, from its opening to its end
 _NOT_OBJECT: Final = "has arguments that are no JSON object"
 
 
@@ -54,9 +55,11 @@ class HarmonyParser:
         self._text = ""  # not decided yet
         self._at = 0  # where _text begins in the whole text
         self._begun_at = 0
+        self._name = ""  # of a call whose arguments have not begun
         self._scanner: JsonScanner | None = None  # of the arguments being read; None: they are over
         self._reasons = False  # the content being read is reasoning
         self._last = False  # no more text follows
+        self._cut_off = False  # by a limit
         self._step = self._content if within else self._header
 
     def push(self, text: str) -> list[Event]:
@@ -67,43 +70,47 @@ class HarmonyParser:
         return events
 
     def flush(self, cut_off: bool = False) -> list[Event]:
-        """The rest, at the end of the text. A header without an end is dropped, cut off or not."""
-        self._last = True
+        """The rest, at the end of the text. A header without an end is dropped, cut off or not.
+
+        cut_off: a call whose arguments have not begun is none; else it is one without arguments.
+        """
+        self._last, self._cut_off = True, cut_off
         return self.push("")
 
+    @property
+    def reasons(self) -> bool:
+        """Text that follows is reasoning."""
+        return self._reasons and self._step == self._content
+
     def _header(self) -> bool:
-        text = self._text
-        if not self._last and any(opening.startswith(text) for opening in _OPENINGS):
+        blank = len(self._text) - len(self._text.lstrip(_BLANK))  # between two messages
+        openings = _OPENINGS_AFTER_SPACE if self._text[:blank].endswith(" ") else _OPENINGS
+        text = self._text[blank:]
+        if not self._last and any(opening.startswith(text) for opening in openings):
             return False
-        if not text.startswith(_OPENINGS):
-            self._take(len(text) - len(text.lstrip(_BLANK)))  # between two messages
-            if self._text.startswith(_OPENINGS) or not self._text:
-                return bool(self._text)
+        begins = text.startswith(openings)
+        end = _HEADER_END.search(text, 0, _MAX_HEADER) if begins else None
+        if begins and end is None and len(text) < _MAX_HEADER:
+            if self._last:  # a header without an end says nothing
+                self._take(len(self._text))
+            return False
+        self._take(blank)
+        if end is None:
             self._reasons, self._step = False, self._content
-            return True
-        end = text.find(_MESSAGE)
-        closed = min((at for mark in _CLOSINGS if (at := text.find(mark)) >= 0), default=-1)
-        if 0 <= closed < end or end < 0 <= closed:  # the mark of the content is missing
-            self._unmarked(self._take(closed))
-            return True
-        if end >= 0:
-            self._open(self._take(end + len(_MESSAGE)))
-            return True
-        if self._last:  # a header without an end says nothing
-            self._take(len(text))
-        elif len(text) > _MAX_HEADER:
-            self._reasons, self._step = False, self._content
-            self._emit(self._take(len(text)))
-        return False
+            self._emit(self._take(int(begins)))  # no header: the rest is not to begin with the same mark
+        elif end[0] == _MESSAGE:
+            self._open(self._take(end.end()))
+        else:  # the mark of the content is missing
+            self._unmarked(self._take(end.start()))
+        return True
 
     def _open(self, header: str) -> None:
         self._begun_at = self._at - len(header)
         header = header[max(0, header.rfind("<|start|>")) :]
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        recipient, channel = _RECIPIENT.search(header), _last_channel(header)
         name = recipient[1] if recipient else ""
         if self._calls and name.startswith(_FUNCTIONS) and name != _FUNCTIONS:
-            self._events.append(CallBegin(name.removeprefix(_FUNCTIONS), self._begun_at))
-            self._scanner = JsonScanner()
+            self._name, self._scanner = name.removeprefix(_FUNCTIONS), JsonScanner()
             self._step = self._arguments
             return
         self._reasons = bool(name) or (channel is not None and channel[1] == "analysis")
@@ -111,7 +118,7 @@ class HarmonyParser:
 
     def _unmarked(self, message: str) -> None:
         """What follows the channel's name, as the harmony library reads it where it is not strict."""
-        channel = _CHANNEL.search(message)
+        channel = _last_channel(message)
         self._reasons, self._step = channel is not None and channel[1] == "analysis", self._content
         self._emit(message[channel.end() :].lstrip(_BLANK) if channel else "")
 
@@ -148,6 +155,7 @@ class HarmonyParser:
                 break
             if not text and not self._scanner.depth and character in _BLANK:
                 continue
+            self._begin_call()
             in_string = self._scanner.in_string
             if (not self._scanner.depth and character != "{") or not self._scanner.feed(character):
                 self._emit_arguments(text)
@@ -162,18 +170,26 @@ class HarmonyParser:
             self._events.append(CallEnd())
         if end:
             return self._end_call() and self._close(end)
-        return self._last and self._end_call()
+        return self._last and self._end_call(self._cut_off)
+
+    def _begin_call(self) -> None:
+        if self._name:
+            self._events.append(CallBegin(self._name, self._begun_at))
+            self._name = ""
 
     def _emit_arguments(self, text: str) -> None:
         if text:
             self._events.append(CallArguments(text))
 
-    def _end_call(self) -> bool:
+    def _end_call(self, cut_off: bool = False) -> bool:
         """At the end of the message, or of the text."""
         scanner, self._scanner = self._scanner, None
         if scanner is not None and scanner.depth:
             self._events.append(CallError(CUT_OFF, self._begun_at, self._at))
+        elif scanner is not None and cut_off:
+            self._events.append(CallError(CUT_OFF, self._begun_at, self._begun_at))
         elif scanner is not None:  # a function without arguments
+            self._begin_call()
             self._events += [CallArguments("{}"), CallEnd()]
         self._reasons, self._step = False, self._content
         return True
@@ -188,3 +204,7 @@ class HarmonyParser:
         taken, self._text = self._text[:length], self._text[length:]
         self._at += length
         return taken
+
+
+def _last_channel(header: str) -> re.Match[str] | None:
+    return next(reversed(list(_CHANNEL.finditer(header))), None)

@@ -68,9 +68,12 @@ class _Events:
         self._parser = HarmonyParser(calls, within) if format.channels else ToolCallParser(format)
         self._detector = None if offered is None else CallDetector(offered, format.alternatives, parallel)
         self._errors: list[Rejection] = []
+        self.reasoning_pieces = 0
 
     def push(self, text: str) -> Iterator[Event]:
+        reasoned = self._reasons
         yield from self._detected(self._parser.push(text))
+        self.reasoning_pieces += reasoned and self._reasons
 
     def flush(self, cut_off: bool = False) -> Iterator[Event]:
         yield from self._detected(self._parser.flush(cut_off))
@@ -80,6 +83,10 @@ class _Events:
         yield from self._counted(self._detector.flush())
         if self._detector.calls > before:
             self._errors.clear()
+
+    @property
+    def _reasons(self) -> bool:
+        return isinstance(self._parser, HarmonyParser) and self._parser.reasons
 
     @property
     def undeclared(self) -> int:
@@ -132,12 +139,17 @@ class ToolStream:
         self._events = _Events(format, offered, parallel, calls, within)
         self._index = 0  # of the call being read, else of the next one
 
-    def push(self, text: str) -> list[Delta]:
-        return self._deltas(self._events.push(text))
+    def push(self, *pieces: str) -> list[Delta]:
+        return self._deltas(event for piece in pieces for event in self._events.push(piece))
 
     def flush(self, cut_off: bool = False) -> list[Delta]:
         """The rest, at the end of the text. cut_off: by a limit, so that a call without an end is no text."""
         return self._deltas(self._events.flush(cut_off))
+
+    @property
+    def reasoning_pieces(self) -> int:
+        """Pieces within reasoning, empty ones too; without those that complete the marks around it."""
+        return self._events.reasoning_pieces
 
     @property
     def undeclared(self) -> int:
@@ -188,16 +200,17 @@ def parse_tool_calls(
     parallel: bool = True,
     calls: bool = True,
     within: bool = False,
+    cut_off: bool = False,
 ) -> tuple[str, list[ToolCall], list[str]]:
     """The text around the calls, the calls, and an error for each one that cannot be read.
 
     A call that cannot be read stays in the text; its error names the position. offered: calls of these tools
     count in other forms too (detector.py). Without a format, the first trigger in the text decides; without a
-    trigger, a message is read that is nothing but calls, as an object or a list, fenced or not. The last two:
-    as for ToolStream.
+    trigger, a message is read that is nothing but calls, as an object or a list, fenced or not. calls,
+    within: as for ToolStream. cut_off: as for its flush.
     """
     if format is not None:
-        return _read(text, _Events(format, offered, parallel, calls, within))
+        return _read(text, _Events(format, offered, parallel, calls, within), cut_off)
     triggered = [(at, f) for f in (HERMES, MISTRAL) if (at := text.find(f.trigger)) >= 0]
     if triggered:
         return _read(text, _Events(min(triggered, key=lambda match: match[0])[1], None, parallel))
@@ -216,12 +229,12 @@ def _bare_calls(text: str) -> list[ToolCall]:
     return []
 
 
-def _read(text: str, events: _Events) -> tuple[str, list[ToolCall], list[str]]:
+def _read(text: str, events: _Events, cut_off: bool = False) -> tuple[str, list[ToolCall], list[str]]:
     content: list[str] = []
     calls: list[ToolCall] = []
     errors: list[str] = []
     name = arguments = ""
-    for event in [*events.push(text), *events.flush()]:
+    for event in [*events.push(text), *events.flush(cut_off)]:
         match event:
             case TextEvent():
                 content.append(event.text)
