@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -293,6 +294,23 @@ def test_tools_run_beside_the_loop(toy: LLM) -> None:
             assert done.calls[0].content == "nothing"
 
     during(ask())
+
+
+def test_run_and_batch_are_coroutine_functions_whose_errors_come_when_they_are_awaited(toy: LLM) -> None:
+    assert inspect.iscoroutinefunction(AsyncLLM.run)
+    assert inspect.iscoroutinefunction(AsyncLLM.batch)
+    assert inspect.signature(AsyncLLM.run) == inspect.signature(LLM.run)
+    assert AsyncLLM.batch.__doc__ == LLM.batch.__doc__
+
+    async def story() -> None:
+        async with AsyncLLM(toy) as llm:
+            run, batch = llm.run([], tools=[]), llm.batch("one prompt")
+            with pytest.raises(UsageError, match="tools need a chat"):
+                await run
+            with pytest.raises(SettingError, match="prompts"):
+                await batch
+
+    during(story())
 
 
 def test_a_prefill_is_found_by_the_next_turn(toy: LLM) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from functools import partial
-from typing import Any, Self
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline import hub
 from paceline.batches import Batch, Batches, Outcome, window
@@ -79,6 +79,16 @@ class AsyncLLM(
         finally:
             self._thread.between_passes(partial(self.llm.forget_embedded, request))
         return embedding(request)
+
+    if not TYPE_CHECKING:  # which would lose the parameters' types; these make coroutine functions of both
+
+        @wraps(ToolRuns.run)
+        async def run(self, *arguments, **options):
+            return await super().run(*arguments, **options)
+
+        @wraps(Batches.batch)
+        async def batch(self, *arguments, **options):
+            return await super().batch(*arguments, **options)
 
     async def _batch(self, batch: Batch) -> list[Outcome]:
         numbered, outcomes = enumerate(batch.prompts), dict[int, Outcome]()

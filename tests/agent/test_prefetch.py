@@ -129,12 +129,106 @@ def test_a_result_may_wait_for_a_later_answer_as_long_as_it_is_told(
     monkeypatch.setattr("paceline.agent.prefetch.monotonic", lambda: now[0])
     with Prefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
         list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
-        wait(future for _, future in prefetch._ahead.values())
+        wait(call.running for call in prefetch._ahead.values())
         shop.stock = 7  # somebody else
         now[0] += later_s
         list(prefetch.watch([chunk()]))
         assert prefetch.run("get_stock", '{"item": "tea"}') == found
         assert (prefetch.stats.used, prefetch.stats.dropped) == ((1, 0) if later_s < 5 else (0, 1))
+
+
+def test_a_result_of_an_earlier_answer_grows_too_old_while_a_later_one_runs(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("paceline.agent.prefetch.monotonic", lambda: now[0])
+    tea, milk = predicted("get_stock", item="tea"), predicted("get_stock", item="milk")
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
+        list(prefetch.watch([chunk(tea, milk)]))
+        wait(call.running for call in prefetch._ahead.values())
+        shop.stock = 7  # somebody else
+        now[0] = 4.0
+        answer = prefetch.watch([chunk(), chunk(tea)])
+        next(answer)
+        now[0] = 10.0
+        next(answer)  # predicted again: the old result does not stand in its way
+        assert (prefetch.stats.started, prefetch.stats.dropped) == (3, 2)
+        wait(call.running for call in prefetch._ahead.values())
+        now[0] = 64.0
+        shop.stock = 9
+        assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 7"  # of the answer that runs
+        assert prefetch.run("get_stock", '{"item": "milk"}') == "milk: 9"
+
+
+def test_a_call_made_late_in_a_later_answer_runs_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("paceline.agent.prefetch.monotonic", lambda: now[0])
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
+        list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+        wait(call.running for call in prefetch._ahead.values())
+        shop.stock = 7
+        now[0] = 4.0
+        list(prefetch.watch([chunk()]))
+        now[0] = 64.0
+        assert prefetch.run("get_stock", '{"item": "tea"}') == "tea: 7"
+        assert (prefetch.stats.used, prefetch.stats.dropped) == (0, 1)
+        prefetch.start([predicted("get_stock", item="tea")])
+        now[0] = 69.0
+        list(prefetch.watch([chunk()]))
+        assert prefetch.stats.dropped == 2  # no result is held that nobody may use
+
+
+def test_ages_are_looked_at_under_the_lock(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's `start` changes what is looked through."""
+    held: list[bool] = []
+    with Prefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
+
+        def now() -> float:
+            held.append(prefetch._lock.locked())
+            return 0.0
+
+        monkeypatch.setattr("paceline.agent.prefetch.monotonic", now)
+        list(prefetch.watch([chunk(predicted("get_stock", item="tea"))]))
+        prefetch.run("get_stock", '{"item": "tea"}')
+    assert held
+    assert all(held)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_results_grow_old_in_asyncio_too(renewed: bool, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("paceline.agent.prefetch.monotonic", lambda: now[0])
+
+    async def answer(prefetch: AsyncPrefetch, *calls: dict[str, Any]) -> None:
+        async def chunks() -> AsyncIterator[Any]:
+            yield chunk(*calls)
+
+        async for _ in prefetch.watch(chunks()):
+            pass
+
+    async def story() -> None:
+        tea = predicted("get_stock", item="tea")
+        async with AsyncPrefetch(shop.tools, safe=["get_stock"], keep_s=5.0) as prefetch:
+            await answer(prefetch, tea)
+            await asyncio.wait([call.running for call in prefetch._ahead.values()])
+            shop.stock = 7  # somebody else
+            now[0] = 4.0
+            await answer(prefetch)
+            now[0] = 10.0
+            if renewed:
+                prefetch.start([tea])
+                assert (prefetch.stats.started, prefetch.stats.dropped) == (2, 1)
+            now[0] = 64.0
+            assert await prefetch.run("get_stock", '{"item": "tea"}') == "tea: 7"
+            assert (prefetch.stats.used, prefetch.stats.dropped) == (int(renewed), 1)
+            prefetch.start([tea])
+            await answer(prefetch)
+            assert prefetch.stats.dropped == 1
+            now[0] = 69.0
+            await answer(prefetch)
+            assert prefetch.stats.dropped == 2  # at once, which cancels it
+
+    asyncio.run(story())
 
 
 def test_a_result_that_waits_does_not_outlast_an_effect(shop: Shop) -> None:

@@ -148,6 +148,23 @@ def test_hidden_states_are_written_to_a_folder_in_place_of_drafts(
     assert f"class {connector['kv_connector']}(" in source.with_suffix(".py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--trained", "out/support"], "--trained"),
+        (["--routes", "routes.yaml", "--route", "edits"], "--routes, --route"),
+        (["--drafters", "ngram", "--max-draft", "3"], "--drafters, --max-draft"),
+        (["--no-plugin"], "--no-plugin"),
+        (["--min-first-chance", "0.5", "--default-tenant", "team"], "--default-tenant, --min-first-chance"),
+    ],
+)
+def test_hidden_states_go_with_no_options_of_drafts(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = fails(capsys, "--hidden-states", "states", *arguments)
+    assert f"--hidden-states is in place of drafts: leave {named} out" in " ".join(shown.split())
+
+
 def test_the_layers_of_a_model_that_is_not_here_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "--hidden-states", "states")
     assert (code, "folder/model" in err) == (2, True)

@@ -96,10 +96,11 @@ def test_a_folder_remembers_a_bounded_number_of_grammars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "MAX_ACCEPTED", 3)
+    known = sandbox.AcceptedGrammars(tmp_path)  # one, as in a server that runs for months
     for number in range(5):
-        sandbox.AcceptedGrammars(tmp_path).add(f"{number}", number)
+        known.add(f"{number}", number)
         os.utime(tmp_path / f"{number}", (number, number))
-    known = sandbox.AcceptedGrammars(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
     assert [known.taken(f"{number}") for number in range(5)] == [None, None, 2, 3, 4]
 
 

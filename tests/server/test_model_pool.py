@@ -616,6 +616,8 @@ def test_a_file_of_models_gives_each_settings_of_its_own(tmp_path: Path) -> None
         ("models:\n  - model: a\n    cache: 1", "unknown key 'cache'; did you mean 'cache_mb'"),
         ("models:\n  - name: a", "models[0]: model is missing"),
         ("models:\n  - model: a\n    max_draft: 65", "models[0].max_draft=65 is not usable"),
+        ("models:\n  - model: a\n    aliases: [b, '']", "models[0].aliases[1]"),
+        ("models:\n  - model: a\n  - model: b\n    name: ''", "models[1].name"),
         ("models:\n  - model: a\n    cache_mb: 0", "models[0].cache_mb=0 is not usable"),
     ):
         file.write_text(text)

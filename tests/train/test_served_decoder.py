@@ -84,10 +84,10 @@ def test_a_training_does_not_go_on_with_states_from_elsewhere(tmp_path: Path) ->
     ("other", "reason"),
     [
         ({"hidden_states_path": "nowhere.safetensors"}, "is the folder shared"),
-        ({"layers": [1, 2, 3, 4]}, r"tells layers \[1, 2, 3, 4\], and not \[5\]"),
+        ({"layers": [1, 2, 3, 4]}, r"returns layers \[1, 2, 3, 4\], and not \[5\]"),
     ],
 )
-def test_a_server_that_tells_something_else_is_refused(
+def test_a_server_that_returns_something_else_is_refused(
     other: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with serving(vllm(tmp_path, **other)) as (url, _), pytest.raises(DataError, match=reason):
@@ -101,6 +101,20 @@ def test_the_states_of_another_text_are_refused(tmp_path: Path) -> None:
         pytest.raises(DataError, match="states of another text"),
     ):
         served(url).features(target_text()[:1])
+    assert len(list(tmp_path.iterdir())) == 2  # it may be anybody's: file and lock are left alone
+
+
+def test_a_file_of_another_kind_is_neither_read_nor_deleted(tmp_path: Path) -> None:
+    def reply(body: Body) -> Body:
+        params = vllm(tmp_path)(body)["kv_transfer_params"]
+        path = Path(params["hidden_states_path"])
+        for suffix in ("", ".lock"):
+            path.with_name(path.name + suffix).rename(tmp_path / f"weights.bin{suffix}")
+        return {"kv_transfer_params": params | {"hidden_states_path": str(tmp_path / "weights.bin")}}
+
+    with serving(reply) as (url, _), pytest.raises(DataError, match="no safetensors file"):
+        served(url).features(target_text()[:1])
+    assert {path.name for path in tmp_path.iterdir()} == {"weights.bin", "weights.bin.lock"}
 
 
 def test_a_server_without_extraction_says_how_to_start_it() -> None:

@@ -6,8 +6,8 @@ without:
 
 - only tools that have no effects run ahead of time;
 - a result is used once, by the very call that was predicted: same name, same arguments as JSON;
-- results that were not used are dropped when the next answer begins, or `keep_s` after their call began, and
-  in any case when a tool that is not safe runs.
+- results that were not used are dropped when the next answer begins; with `keep_s`, from then on once their
+  call began so long ago; and in any case when a tool that is not safe runs.
 
 An error of a tool that ran ahead of time is nobody's: the call runs again when it is needed.
 """
@@ -24,7 +24,7 @@ from functools import partial
 from threading import Lock
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 from paceline.errors import SettingError
 
@@ -32,6 +32,7 @@ Tool = Callable[..., Any]  # called with the arguments by name
 Arguments = str | Mapping[str, Any]  # a JSON object, as text or as read
 
 _Key = tuple[str, str]  # a call: its name and its arguments' JSON
+_Running = TypeVar("_Running")  # a future or a task
 
 MAX_RUNNING: Final = 4
 FIELD: Final = "predicted_tool_calls"
@@ -74,6 +75,15 @@ class _Call:
         return _Call(name, dict(value), (name, json.dumps(value, sort_keys=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun(Generic[_Running]):
+    """A call that runs ahead of time, or has run."""
+
+    at: float  # seconds of the monotonic clock
+    answer: int  # its number
+    running: _Running
+
+
 class _Plan(ABC):
     """What both clients share: which tools may run ahead of time, and the fields of a request."""
 
@@ -103,6 +113,7 @@ class _Plan(ABC):
         self._max_running = max_running
         self._min_probability = min_probability
         self._keep_s = keep_s
+        self._answer = 0  # the number of the answer that began last
         self.stats = PrefetchStats()
         self._prepare()
 
@@ -118,10 +129,13 @@ class _Plan(ABC):
             wish["min_probability"] = self._min_probability
         return {"predict_tool_calls": wish}
 
-    def _old(self, ahead: Mapping[_Key, tuple[float, Any]]) -> list[_Key]:
-        """The calls whose results no later answer may use."""
-        now = monotonic()
-        return [key for key, (begun, _) in ahead.items() if now - begun >= self._keep_s]
+    def _begun(self, running: _Running) -> _Begun[_Running]:
+        return _Begun(monotonic(), self._answer, running)
+
+    def _old(self, ahead: Mapping[_Key, _Begun[Any]]) -> list[_Key]:
+        """The calls of earlier answers whose results may wait no longer."""
+        before = monotonic() - self._keep_s
+        return [key for key, call in ahead.items() if call.answer != self._answer and call.at <= before]
 
     def _wanted(self, predicted: Iterable[Any]) -> Iterator["_Call"]:
         """Predicted calls that may run."""
@@ -148,7 +162,7 @@ class Prefetch(_Plan):
     def _prepare(self) -> None:
         self._pool = ThreadPoolExecutor(self._max_running, "prefetch")
         self._lock = Lock()
-        self._ahead: dict[_Key, tuple[float, Future[Any]]] = {}  # with when it began
+        self._ahead: dict[_Key, _Begun[Future[Any]]] = {}
         self._busy = 0  # threads, also with calls that were dropped
 
     def __enter__(self) -> Self:
@@ -166,7 +180,9 @@ class Prefetch(_Plan):
 
     def watch(self, stream: Iterable[Any]) -> Iterator[Any]:
         """The chunks or events of one answer as they come: dicts, or objects of the openai package."""
-        self._drop(self._old(self._ahead))
+        with self._lock:
+            self._answer += 1
+            self._drop(self._old(self._ahead))
         for chunk in stream:
             if predicted := _predicted(chunk):
                 self.start(predicted)
@@ -176,6 +192,7 @@ class Prefetch(_Plan):
         """Begins predicted calls, those that are safe and not yet begun."""
         for call in self._wanted(predicted):
             with self._lock:
+                self._drop(self._old(self._ahead))
                 if call.key in self._ahead:
                     continue
                 if self._busy >= self._max_running:
@@ -184,7 +201,7 @@ class Prefetch(_Plan):
                 self._busy += 1
                 self.stats.started += 1
                 run = partial(contextvars.copy_context().run, self._tools[call.name], **call.arguments)
-                self._ahead[call.key] = monotonic(), self._pool.submit(self._in_thread, run)
+                self._ahead[call.key] = self._begun(self._pool.submit(self._in_thread, run))
 
     def _in_thread(self, run: Callable[[], Any]) -> Any:
         try:
@@ -199,10 +216,11 @@ class Prefetch(_Plan):
         if name not in self._safe:
             self.drop()
         with self._lock:
-            _, future = self._ahead.pop(call.key, (0.0, None))
-        if future is not None:
+            self._drop(self._old(self._ahead))
+            begun = self._ahead.pop(call.key, None)
+        if begun is not None:
             try:
-                result = future.result()
+                result = begun.running.result()
             except Exception:
                 self.stats.failed += 1
             else:
@@ -212,11 +230,14 @@ class Prefetch(_Plan):
 
     def drop(self) -> None:
         """Forgets all results that were not used."""
-        self._drop(list(self._ahead))
+        with self._lock:
+            self._drop(list(self._ahead))
 
     def _drop(self, keys: Sequence[_Key]) -> None:
-        with self._lock:
-            self.stats.dropped += sum(self._ahead.pop(key, None) is not None for key in keys)
+        """The caller holds the lock."""
+        self.stats.dropped += len(keys)
+        for key in keys:
+            del self._ahead[key]
 
 
 class AsyncPrefetch(_Plan):
@@ -226,7 +247,7 @@ class AsyncPrefetch(_Plan):
     """
 
     def _prepare(self) -> None:
-        self._ahead: dict[_Key, tuple[float, asyncio.Task[Any]]] = {}  # with when it began
+        self._ahead: dict[_Key, _Begun[asyncio.Task[Any]]] = {}
         self._running: set[asyncio.Task[Any]] = set()  # also those that were dropped
 
     async def __aenter__(self) -> Self:
@@ -241,6 +262,7 @@ class AsyncPrefetch(_Plan):
         self.drop()
 
     async def watch(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        self._answer += 1
         self._drop(self._old(self._ahead))
         async for chunk in stream:
             if predicted := _predicted(chunk):
@@ -248,6 +270,7 @@ class AsyncPrefetch(_Plan):
             yield chunk
 
     def start(self, predicted: Iterable[Any]) -> None:
+        self._drop(self._old(self._ahead))
         for call in self._wanted(predicted):
             if call.key in self._ahead:
                 continue
@@ -256,7 +279,7 @@ class AsyncPrefetch(_Plan):
                 continue
             self.stats.started += 1
             task = asyncio.ensure_future(_awaited(self._tools[call.name], call.arguments))
-            self._ahead[call.key] = monotonic(), task
+            self._ahead[call.key] = self._begun(task)
             self._running.add(task)
             task.add_done_callback(self._ended)
 
@@ -269,8 +292,10 @@ class AsyncPrefetch(_Plan):
         tool, call = self._tools[name], _Call.of(name, arguments)
         if name not in self._safe:
             self.drop()
-        _, task = self._ahead.pop(call.key, (0.0, None))
-        if task is not None:
+        self._drop(self._old(self._ahead))
+        begun = self._ahead.pop(call.key, None)
+        if begun is not None:
+            task = begun.running
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None:
                 self.stats.used += 1
@@ -285,8 +310,7 @@ class AsyncPrefetch(_Plan):
     def _drop(self, keys: Sequence[_Key]) -> None:
         self.stats.dropped += len(keys)
         for key in keys:
-            _, task = self._ahead.pop(key)
-            task.cancel()
+            self._ahead.pop(key).running.cancel()
 
 
 async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:

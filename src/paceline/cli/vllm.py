@@ -87,8 +87,10 @@ def command(
     from paceline.vllm.proposer import ProposerSettings
     from paceline.vllm.serve_command import ServeSettings, serve_command
 
-    spec = _speculation(choice)
     folder = choice.hidden_states
+    if folder and (unused := _changed(choice, "hidden_states") + _changed(plugin)):
+        raise UsageError(f"--hidden-states is in place of drafts: leave {', '.join(unused)} out")
+    spec = _speculation(choice)
     names = tuple(name for name in spec.drafters if name in ("suffix", "ngram"))
     config = _extraction(model) if folder else _speculative_config(spec, names if choice.plugin else ())
     proposer = ProposerSettings(
@@ -106,6 +108,17 @@ def command(
         print(json.dumps({"command": words, "speculative_config": config}))
     else:
         print(shlex.join(words))
+
+
+def _changed(options: RouteChoice | PluginOptions, *but: str) -> list[str]:
+    """The options that are not at their default, as the command line has them."""
+    default = type(options)()
+    names = [name for name in options.__slots__ if getattr(options, name) != getattr(default, name)]
+    return [
+        "--no-plugin" if name == "plugin" else f"--{name.replace('_', '-')}"
+        for name in names
+        if name not in but
+    ]
 
 
 def _extraction(model: str) -> dict[str, Any]:

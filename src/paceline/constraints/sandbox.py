@@ -56,10 +56,6 @@ class AcceptedGrammars:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with suppress(OSError):
-            files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for path in files[:-MAX_ACCEPTED]:
-                path.unlink()
 
     def taken(self, name: str) -> int | None:
         """None: it is not known."""
@@ -73,7 +69,15 @@ class AcceptedGrammars:
     def add(self, name: str, taken: int) -> None:
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room()
             (self._folder / name).write_text(str(taken))
+
+    def _make_room(self) -> None:
+        """For one more; those that were asked for longest ago go."""
+        with suppress(OSError):  # another process makes room as well
+            files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for path in files[: max(0, len(files) + 1 - MAX_ACCEPTED)]:
+                path.unlink(missing_ok=True)
 
 
 class Sandbox:

@@ -155,7 +155,7 @@ class TriggerCursor(Cursor):
         self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or an opening is complete
         self._resumes: OpeningState | None = None  # after the call that an opening has begun
         self._nesting = Nesting()  # within that call
-        self.last = -1  # the token committed last
+        self._committed = -1  # the last token
         self._ended = False
         self._hints = False  # it never compiles
 
@@ -187,11 +187,11 @@ class TriggerCursor(Cursor):
 
     def commit(self, token: int) -> bool:
         if self._inner is None:
-            self.last = token
+            self._committed = token
             return not self.finished and self._advance_free(token, quick=True)
         if self.finished or not self._inner.commit(token):
             return False
-        self.last = token
+        self._committed = token
         self._after_inner(token)
         return True
 
@@ -216,7 +216,7 @@ class TriggerCursor(Cursor):
         if self._inner is not None:
             self._inner.settle()
             if self._inner.finished and not self._ended:
-                self._leave(self.last)
+                self._leave(self._committed)
 
     def _advance_free(self, token: int, quick: bool) -> bool:
         trigger = self._trigger

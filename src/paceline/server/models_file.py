@@ -14,22 +14,33 @@ The first is the default. What an entry leaves out is as the command line says.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
 from paceline.server.launch import ModelSettings, default_name
-from paceline.web.config_file import ConfigFileError, StrictModel, checked, read
+from paceline.web.config_file import ConfigFileError, StrictModel, checked, expected, read
 
 
 class ModelsFileError(ConfigFileError):
     """Lists every problem of a file of models."""
 
 
+def _not_empty(name: str) -> str:
+    if not name:
+        raise expected("a name that is not empty")
+    return name
+
+
+_Name = Annotated[str, AfterValidator(_not_empty)]
+
+
 class _Entry(StrictModel):
     model: str
-    name: str | None = None
-    aliases: tuple[str, ...] = ()
+    name: _Name | None = None
+    aliases: tuple[_Name, ...] = ()
     draft_model: str | None = None
     trained: tuple[str, ...] | None = None
     drafters: tuple[str, ...] | None = None

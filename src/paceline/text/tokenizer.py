@@ -140,7 +140,7 @@ class Tokenizer:
     def tool_marks(self) -> frozenset[int]:
         """Control tokens that are part of the syntax of tool calls, and so must not be skipped."""
         form = self.tool_format
-        syntax = (form.trigger, form.begin, form.end, *form.other_triggers, *form.name_marks)
+        syntax = (form.trigger, form.begin, form.end, *form.other_triggers, *form.other_marks)
         texts = ((token, self.piece(token).decode(errors="replace")) for token in self._vocabulary.control)
         return frozenset(token for token, mark in texts if mark and any(mark in s for s in syntax))
 

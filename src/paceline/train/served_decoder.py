@@ -25,7 +25,7 @@ _ASK: Final = {"max_tokens": 1, "temperature": 0.0, "kv_transfer_params": {"hidd
 
 
 def server_layers(layers: int, taps: int) -> tuple[int, ...]:
-    """The layers that a server must tell, by vLLM's count: n is the output of the n-th, from 1.
+    """The layers that a server must return, by vLLM's count: n is the output of the n-th, from 1.
 
     layers: of the target. taps: that a head reads. The last layer's gives the final hidden states.
     """
@@ -61,26 +61,31 @@ def _layers(params: Mapping[str, Any] | None, text: list[int], wanted: Collectio
     """By layer, from 0: [tokens, width]."""
     if not params or not {"hidden_states_path", "layers"} <= params.keys():
         raise ValueError(
-            "the server tells no hidden states: start it by `paceline vllm command --hidden-states FOLDER`"
+            "the server returns no hidden states: start it by `paceline vllm command --hidden-states FOLDER`"
         )
     ids = list(params["layers"])
     if missing := sorted({layer + 1 for layer in wanted} - set(ids)):
-        raise ValueError(f"the server tells layers {ids}, and not {missing}")
-    read = _read(Path(params["hidden_states_path"]))
+        raise ValueError(f"the server returns layers {ids}, and not {missing}")
+    path = Path(params["hidden_states_path"])
+    read = _read(path)
     if read["token_ids"].tolist() != text or len(read["hidden_states"]) != len(text):
         raise ValueError("the file holds the states of another text")
+    path.unlink()
+    _lock(path).unlink()
     return {layer: read["hidden_states"][:, ids.index(layer + 1)] for layer in wanted}
 
 
+def _lock(path: Path) -> Path:
+    """The server holds it until it has written the file."""
+    return path.with_name(path.name + ".lock")
+
+
 def _read(path: Path) -> dict[str, Tensor]:
-    """The server holds the lock until it has written the file."""
-    lock = path.with_name(path.name + ".lock")
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path} is no safetensors file")
     try:
-        with lock.open() as file:
+        with _lock(path).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            tensors = load_file(path)
+            return load_file(path)
     except Exception as error:  # OSError, or safetensors' own
         raise ValueError(f"{path} cannot be read here: {one_line(error)}; is the folder shared?") from None
-    path.unlink()
-    lock.unlink()
-    return tensors

@@ -30,7 +30,7 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[misc]
         return meta
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Tells the reader which layers the file has, besides its path."""
+        """Returns the layers that the file has, besides its path."""
         delayed, params = super().request_finished(request, block_ids)
         if params is not None:
             config = self._vllm_config.speculative_config.draft_model_config.hf_config
@@ -38,7 +38,9 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[misc]
         return delayed, params
 
     def _submit_async_write(self, pending: Any) -> None:
-        """Writes the file of a request that has ended, then unlocks it."""
+        """Writes the file of a request that has ended, then unlocks it. One rank does it for all."""
+        if not self._is_tp_rank_zero:
+            return
         cache = self._kv_cache  # [blocks, layers, tokens of a block, width]
         if cache is None or cache.device.type != "cpu":
             super()._submit_async_write(pending)

@@ -40,7 +40,8 @@ class ToolFormat:
     call: tuple[str, str, str]  # around the name and the arguments' JSON
     anywhere: bool = True  # False: the trigger counts only at the very start of a message
     other_triggers: tuple[str, ...] = ()  # read, never written
-    name_marks: tuple[str, ...] = ()  # may follow a name that stands bare before its arguments
+    other_marks: tuple[str, ...] = ()  # further special tokens of the syntax
+    bare_names: bool = False  # a call may be its name, bare, before its arguments
     alternatives: tuple[Form, ...] = ("json",)  # forms that its models fall back to
     channels: bool = False  # the whole answer is messages of OpenAI's harmony format (harmony.py)
     short_ids: bool = False  # its templates take no ids of calls but those of nine letters and digits
@@ -88,7 +89,8 @@ MISTRAL: Final = ToolFormat(
     ", ",
     wraps_each=False,
     call=_CALL,
-    name_marks=("[CALL_ID]", "[ARGS]"),  # newer models: [TOOL_CALLS]name[ARGS]{...}
+    other_marks=("[CALL_ID]", "[ARGS]"),
+    bare_names=True,  # newer models: [TOOL_CALLS]name[ARGS]{...}
     short_ids=True,
 )
 HARMONY: Final = ToolFormat(  # gpt-oss
@@ -99,7 +101,7 @@ HARMONY: Final = ToolFormat(  # gpt-oss
     "<|start|>assistant",
     wraps_each=True,
     call=("", " <|constrain|>json<|message|>", ""),
-    name_marks=(
+    other_marks=(
         "<|start|>",
         "<|end|>",
         "<|message|>",

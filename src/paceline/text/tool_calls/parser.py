@@ -176,12 +176,12 @@ class ToolCallParser:
 
     def _named(self) -> bool:
         """A bare name before its arguments."""
-        match = _NAMED.match(self._text) if self._format.name_marks else None
+        match = _NAMED.match(self._text) if self._format.bare_names else None
         if match:
             self._wrapped = False
             self._begin_call(match[1], match.end())
             return True
-        if self._format.name_marks and not self._last and _NAMED_SO_FAR.fullmatch(self._text):
+        if self._format.bare_names and not self._last and _NAMED_SO_FAR.fullmatch(self._text):
             return False
         return self._break(NOT_JSON)
 

@@ -23,7 +23,7 @@ _TAGS: Final = sorted(
     {
         mark
         for form in FORMATS.values()
-        for mark in (form.trigger, form.end, *form.other_triggers, *form.name_marks, "</tool_call>")
+        for mark in (form.trigger, form.end, *form.other_triggers, *form.other_marks, "</tool_call>")
         if mark and not mark.startswith(("{", "]", "\n"))
     },
     key=len,

@@ -7,6 +7,7 @@
 #include "formats.h"
 #include "simd.h"
 #include "tiles.h"
+#include "vector_ops.h"
 
 namespace PACELINE_PATH {
 
@@ -153,5 +154,16 @@ inline bool shared_by_groups(int rows, const Activations& out, int threads) {
     constexpr int kMostRows = 64;  // every thread reads them all
     return rows <= kMostRows && (int)out.strips().size() < threads;
 }
+
+// What one thread of several quantises: some groups of all rows, or all groups of some.
+struct QuantiseShare {
+    Share rows, groups;
+    QuantiseShare(int count, int width, const Activations& out, int me, int threads)
+        : QuantiseShare(count, width / kGroup, me, threads, shared_by_groups(count, out, threads)) {}
+
+private:
+    QuantiseShare(int rows, int groups, int me, int threads, bool by_groups)
+        : rows(rows, by_groups ? 0 : me, by_groups ? 1 : threads), groups(groups, by_groups ? me : 0, by_groups ? threads : 1) {}
+};
 
 }  // namespace PACELINE_PATH

@@ -191,19 +191,19 @@ void BlockFiller::embed_rows(int me) {
 
 // Of all rows every `step`-th, `count` of them. By groups, every thread finds the norms of all by itself.
 void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me) {
-    const bool by_groups = shared_by_groups(count, out, pool_.size());
-    const Share mine = by_groups ? Share(count, 0, 1) : Share(count, me, pool_.size());
-    const Share groups = by_groups ? Share(model_.width / kGroup, me, pool_.size()) : Share(model_.width / kGroup, 0, 1);
-    for (int i = mine.begin; i < mine.end; ++i)
-        normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, groups, out);
+    const QuantiseShare mine(count, model_.width, out, me, pool_.size());
+    for (int i = mine.rows.begin; i < mine.rows.end; ++i)
+        normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, mine.groups, out);
 }
 
-void BlockFiller::normalise_row(const float* x, const float* weight, int to, const Share& groups, Activations& out) const {
+// Returns what it multiplied the row by, beside the weight.
+Floats BlockFiller::normalise_row(const float* x, const float* weight, int to, const Share& groups, Activations& out) const {
     const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
     for (int g = groups.begin; g < groups.end; ++g) {
         const float *from = x + g * kGroup, *w = weight + g * kGroup;
         out.quantise(to, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
     }
+    return by;
 }
 
 // What the first layer makes of the vector that stands in all slots but the anchors' is known beforehand.
@@ -331,15 +331,12 @@ void BlockFiller::feed_forward(const Layer& layer, int me) {
 }
 
 void BlockFiller::finish(int me) {
-    const bool by_groups = shared_by_groups(rows_, normed_, pool_.size());
-    const Share mine = by_groups ? Share(rows_, 0, 1) : Share(rows_, me, pool_.size());
-    const Share groups = by_groups ? Share(model_.width / kGroup, me, pool_.size()) : Share(model_.width / kGroup, 0, 1);
-    for (int i = mine.begin; i < mine.end; ++i) {
+    const QuantiseShare mine(rows_, model_.width, normed_, me, pool_.size());
+    for (int i = mine.rows.begin; i < mine.rows.end; ++i) {
         const float* x = x_.get() + (size_t)i * model_.width;
         float* out = filling_->text[i / block_].hidden + (size_t)(i % block_) * model_.width;
-        normalise_row(x, model_.norm, i, groups, normed_);
-        const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
-        for (int d = groups.begin * kGroup; d < groups.end * kGroup; d += kLanes)
+        const Floats by = normalise_row(x, model_.norm, i, mine.groups, normed_);
+        for (int d = mine.groups.begin * kGroup; d < mine.groups.end * kGroup; d += kLanes)
             store(out + d, load(x + d) * by * load(model_.norm + d));
     }
 }

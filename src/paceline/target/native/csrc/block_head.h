@@ -45,7 +45,7 @@ private:
 
     void embed_rows(int me);
     void normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me);
-    void normalise_row(const float* x, const float* weight, int to, const Share& groups, Activations& out) const;
+    Floats normalise_row(const float* x, const float* weight, int to, const Share& groups, Activations& out) const;
     void project_mask();
     void project(int layer, int me);
     void spread_query(const Layer& layer, int head, int row, float* query);

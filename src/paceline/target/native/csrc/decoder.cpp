@@ -225,13 +225,11 @@ void Decoder::keep_scored() {
 
 // By groups, every thread finds the norms of all rows by itself.
 void Decoder::normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me) {
-    const bool by_groups = shared_by_groups(count, out, pool_.size());
-    const Share mine = by_groups ? Share(count, 0, 1) : Share(count, me, pool_.size());
-    const Share groups = by_groups ? Share(width_ / kGroup, me, pool_.size()) : Share(width_ / kGroup, 0, 1);
-    for (int row = mine.begin; row < mine.end; ++row) {
+    const QuantiseShare mine(count, width_, out, me, pool_.size());
+    for (int row = mine.rows.begin; row < mine.rows.end; ++row) {
         const float* x = x_.get() + (size_t)(rows ? rows[row] : row) * width_;
         const Floats by = all(inverse_rms(x, model_.width, width_, model_.norm_eps));
-        for (int g = groups.begin; g < groups.end; ++g) {
+        for (int g = mine.groups.begin; g < mine.groups.end; ++g) {
             const float *from = x + g * kGroup, *w = weight + g * kGroup;
             out.quantise(row, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
         }
