@@ -93,6 +93,7 @@ def test_a_sample_that_may_mean_both_decides_nothing(
     if decision == "too little data":
         expected = "4 of at least 5 conversations" if conversations == 4 else f"between {speedup.low:.2f} x"
         assert expected in reason
+        assert ("less than the 3 % that count as a gain" in reason) == (conversations == 9)
 
 
 def test_a_route_with_too_little_data_stays_as_it_is_in_the_routes_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.advise import EffortOptions, TrafficOptions, _fitted
+from support.advice import advised, an_advice
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -38,6 +39,21 @@ def test_a_report_that_cannot_be_written_is_found_before_any_time_is_spent(
         file = str(tmp_path / "none" / "report")
         assert "there is no folder" in failure(capsys, "--traces", "a.jsonl", option, file)
     assert "is a folder" in failure(capsys, "--traces", "a.jsonl", "--html", str(tmp_path))
+
+
+@pytest.mark.parametrize("decision", ["speculate", "leave it off", "too little data"])
+def test_a_server_is_named_only_for_routes_that_are_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decision: Any
+) -> None:
+    advice, routes = an_advice(advised(decision=decision)), tmp_path / "routes.yaml"
+    monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: advice)
+    with pytest.raises(SystemExit) as end:
+        main(["advise", "--target", "any", "--traces", "a.jsonl", "--routes", str(routes)])
+    assert end.value.code == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    empty = "routes: []" in routes.read_text()
+    assert last.startswith("there is nothing to set" if empty else "paceline serve ")
+    assert empty == (decision == "too little data")
 
 
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

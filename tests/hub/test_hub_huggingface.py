@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import huggingface_hub
 import pytest
@@ -18,7 +18,7 @@ from paceline.hub import installed, offer, pull, resolve
 from paceline.hub.huggingface import look_up
 from paceline.hub.repository import HubName
 from paceline.target.weights.pooling import read_pooling
-from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, model_hub, use
+from support.model_hub import COMMIT, STRANGER, TOKEN, ModelHub, Repository, model_hub, use
 from support.servers import START_S, until
 from support.wheels import interrupt
 
@@ -183,6 +183,15 @@ def test_a_pull_of_a_revision_is_resumed(hub: ModelHub) -> None:
     assert hub.downloads()[-1] == "m-Q8_0.gguf bytes=1000-"
 
 
+def test_a_hub_without_a_main_branch_is_told_by_its_name(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Repository, "at", lambda self, revision: None)
+    for name in ("owner/quants", "owner/quants@main"):
+        with pytest.raises(PullError, match=r"no branch, tag or commit main: http"):
+            pull(name)
+
+
 def test_a_revision_that_is_not_there_is_named(hub: ModelHub) -> None:
     with pytest.raises(PullError, match=r"no branch, tag or commit v9"):
         pull("owner/quants@v9")
@@ -342,9 +351,29 @@ def test_a_file_too_large_for_a_plain_download_says_what_to_do(
 
 
 def test_an_interrupted_pull_says_how_to_resume(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.file_download.http_get", lambda *args, **settings: interrupt())
-    with pytest.raises(PullError, match=r"interrupted; .*kept: run `paceline pull owner/quants` again"):
+    def arrive_and_stop(url: str, stream: BinaryIO, **settings: Any) -> None:
+        stream.write(b"some")
+        interrupt()
+
+    http_get = "huggingface_hub.file_download.http_get"
+    monkeypatch.setattr(http_get, lambda *args, **settings: interrupt())
+    with pytest.raises(PullError, match=r"was interrupted: run `paceline pull owner/quants` again$"):
         pull("owner/quants")
+    monkeypatch.setattr(http_get, arrive_and_stop)
+    resumed = r"interrupted; .*kept: run `paceline pull owner/quants` again to resume$"
+    with pytest.raises(PullError, match=resumed):
+        pull("owner/quants")
+    with pytest.raises(PullError, match=r"interrupted; .*kept: .*owner/quants:q4_k_m` again to resume$"):
+        pull("owner/quants:q4_k_m")
+
+
+def test_nothing_that_has_arrived_is_not_said_to_be_kept(hub: ModelHub) -> None:
+    hub.cuts = [*DEAD]
+    with pytest.raises(PullError, match=r"cannot be reached \(\w+\): check the network.*:Q8_0` again, or"):
+        pull("owner/quants:Q8_0")
+    hub.status = 503
+    with pytest.raises(PullError, match=r"status 503: try again later: run `[^`]*` again$"):
+        pull("owner/quants:Q8_0")
 
 
 def test_two_pulls_at_once_download_once(hub: ModelHub) -> None:

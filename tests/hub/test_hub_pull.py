@@ -212,7 +212,7 @@ def test_a_local_model_is_left_where_it_is(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     for attempt in (pull, resolve):
         with pytest.raises(
-            UnknownModel, match=r"use one of smollm2-135m, qwen2.5-coder-1.5b, gemma3-270m"
+            UnknownModel, match=r"use one of smollm2-135m, qwen2.5-coder-1.5b, gemma3-270m, owner/name of"
         ) as told:
             attempt(name)
         assert isinstance(told.value, PacelineError)

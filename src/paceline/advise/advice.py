@@ -430,7 +430,10 @@ def _shortage(best: Candidate, conversations: int) -> str:
             f"({speedup.value:.2f} x so far)"
         )
     if speedup.low < MIN_GAIN <= speedup.high and speedup.high - speedup.low > MAX_WIDTH * speedup.value:
-        return f"decoding gains between {speedup.low:.2f} x and {speedup.high:.2f} x"
+        return (
+            f"decoding is between {speedup.low:.2f} x and {speedup.high:.2f} x as fast: the interval "
+            f"includes less than the {100 * (MIN_GAIN - 1):.0f} % that count as a gain"
+        )
     return ""
 
 

@@ -48,6 +48,11 @@ class Advice:
     heads: Mapping[str, str] = field(default_factory=dict)  # names of trained drafters, by kind
 
     @property
+    def decides(self) -> bool:
+        """There is enough data for a route, to be set or left off."""
+        return any(one.decision != "too little data" for one in self.routes)
+
+    @property
     def serve_command(self) -> str:
         """The server with these routes, and with the drafters that they need."""
         used = {name for one in self.routes if one.enabled for name in one.best.drafters}

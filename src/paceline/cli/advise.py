@@ -120,7 +120,8 @@ def advise(
         Path(reports.json_file).write_text(json.dumps(advice.as_dict(), indent=1) + "\n", "utf-8")
     _print(advice)
     if reports.routes is not None:
-        print(f"{advice.serve_command} {reports.routes}")
+        nothing = f"there is nothing to set: {reports.routes} has no routes, for lack of data"
+        print(f"{advice.serve_command} {reports.routes}" if advice.decides or existing else nothing)
 
 
 def _existing(path: Path | None) -> Mapping[str, Any] | None:

@@ -2,19 +2,24 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline import hub
 from paceline.cli import completion
+from paceline.cli.models import fingerprint_of
 from paceline.cli.options import MODEL_HELP, AsJson, CacheDir, ServerEngineOptions, TemplateOptions, grouped
 from paceline.config import SpecConfig
-from paceline.errors import SettingError, UsageError
+from paceline.errors import SettingError, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from paceline.target.kv.disk_cache import StoredModel
 
 cache_app = typer.Typer(no_args_is_help=True, help="The KV cache on the disk.")
 FLUSH_S: Final = 60.0  # for the pages of one prompt
@@ -26,7 +31,7 @@ def list_models(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """List the models whose prefixes are on the disk."""
     from paceline.target.kv.disk_cache import cache_folder, stored_models
 
-    models = stored_models(cache_folder(cache_dir))
+    models = _with_known_names(stored_models(cache_folder(cache_dir)))
     if as_json:
         print(json.dumps([asdict(model) for model in models]))
         return
@@ -40,18 +45,41 @@ def list_models(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
 @cache_app.command("clear")
 def clear_pages(
     cache_dir: CacheDir = None,
-    model: Annotated[str | None, typer.Option(help="Only of this model, as `ls` names it.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Only of this model: its name or file.", autocompletion=completion.models),
+    ] = None,
 ) -> None:
     """Remove cached prefixes and, without --model, what is kept beside them. Servers may run meanwhile."""
     from paceline.server.tool_prediction.predictor_files import clear as clear_predictors
-    from paceline.target.kv.disk_cache import cache_folder, clear
+    from paceline.target.kv.disk_cache import cache_folder, clear, stored_models
 
     folder = cache_folder(cache_dir)
-    print(f"{clear(folder, model):,} pages removed")
+    weights = fingerprint_of(model) if model is not None else None
+    if model is not None and weights is None:
+        _require_stored(model, stored_models(folder))
+    print(f"{clear(folder, weights=weights) if weights else clear(folder, model):,} pages removed")
     if model is None:
         rmtree(folder / "grammars", ignore_errors=True)
     if model is None and (removed := clear_predictors(folder)):
         print(f"tool predictions of {removed:,} tenants removed")
+
+
+def _with_known_names(models: "list[StoredModel]") -> "list[StoredModel]":
+    """Pages carry the name of the file that was loaded: a model that is here goes by its own name."""
+    if not models:
+        return []
+    names = {fingerprint_of(each.name): each.name for each in hub.installed() if each.pulled}
+    return [replace(model, model=names.get(model.weights, model.model)) for model in models]
+
+
+def _require_stored(name: str, models: "list[StoredModel]") -> None:
+    """Pages may outlive the model whose file they are named for."""
+    if not models:
+        raise UsageError(f"no pages of {name}: nothing is cached on the disk")
+    if name not in {model.model for model in models}:
+        known = {model.model: None for model in _with_known_names(models)}
+        raise UsageError(unknown_name("model", name, known))
 
 
 @cache_app.command("warm")

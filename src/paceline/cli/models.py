@@ -112,7 +112,7 @@ def rm(
 ) -> None:
     """Remove a model that was pulled, and what was made of it: packed weights, cached prefixes, timings."""
     removal = hub.removal(name)
-    fingerprint = _fingerprint(removal.name)
+    fingerprint = fingerprint_of(removal.name)
     trained = _trained_here(fingerprint) if fingerprint else []
     derived = _derived(fingerprint) if fingerprint else []
     if drafters:
@@ -143,8 +143,8 @@ def _confirm(sizes: dict[str, int], kept: list[str]) -> None:
     typer.confirm(f"Remove {_mb(sum(sizes.values()))}?", abort=True, err=True)
 
 
-def _fingerprint(name: str) -> str | None:
-    """None for a model that is incomplete or cannot be read: what was made of it cannot be found."""
+def fingerprint_of(name: str) -> str | None:
+    """None for a model that is not here, not whole or not readable: what was made of it cannot be found."""
     from paceline.loading import model_fingerprint
 
     try:

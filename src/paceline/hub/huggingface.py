@@ -23,9 +23,18 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline.atomic import locked, read_json, rename, sync, write_json
 from paceline.errors import CorruptModel, PullError
 from paceline.hub.catalog import CATALOGUE
-from paceline.hub.local_models import MANIFEST, hub_folder, hub_lock, hub_partial, require_space, sha256
+from paceline.hub.local_models import (
+    MANIFEST,
+    arrived,
+    hub_folder,
+    hub_lock,
+    hub_partial,
+    pull_again,
+    require_space,
+    sha256,
+)
 from paceline.hub.progress import Progress, bytes_under, watching
-from paceline.hub.repository import HubName, RepositoryFile, Selection, select
+from paceline.hub.repository import MAIN, HubName, RepositoryFile, Selection, select
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -143,7 +152,7 @@ def _download(listing: Listing, file: RepositoryFile, part: Path) -> None:
     if part.exists() and part.stat().st_size > file.size:
         part.unlink()
     while True:
-        with part.open("ab") as stream, _plain_reasons(name):
+        with _plain_reasons(name), part.open("ab") as stream:  # closed before bytes are counted
             held = stream.tell()
             try:
                 http_get(
@@ -210,7 +219,7 @@ def _reason(name: HubName, error: Exception, status: int | None) -> str:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     from huggingface_hub import get_token
 
-    again = f"run `paceline pull {name}` again to resume"
+    again, kept = pull_again(str(name)), "what has arrived is kept; " if arrived(str(name)) else ""
     if "GatedRepoError" in kinds:
         accept = f"accept its licence at {endpoint()}/{name.repository}"
         if get_token() is None:
@@ -224,17 +233,16 @@ def _reason(name: HubName, error: Exception, status: int | None) -> str:
         )
         return f"no such repository: check the spelling, or {private}; or pull one of {', '.join(CATALOGUE)}"
     if "RevisionNotFoundError" in kinds:
-        return (
-            f"no branch, tag or commit {name.revision}: {endpoint()}/{name.repository}/tree/main lists them"
-        )
+        listed = f"{endpoint()}/{name.repository}/tree/main"
+        return f"no branch, tag or commit {name.revision or MAIN}: {listed} lists them"
     if "EntryNotFoundError" in kinds:
         return "a file of it has just been removed: pull again"
     if "OfflineModeIsEnabled" in kinds:
         return "HF_HUB_OFFLINE is set: unset it"
     if status is not None:
         wait = "asks to wait" if status == 429 else f"answered with status {status}"
-        return f"the model hub {wait}: what has arrived is kept; try again later, {again}"
+        return f"the model hub {wait}: {kept}try again later: {again}"
     return (
-        f"the model hub cannot be reached ({type(error).__name__}): what has arrived is kept; check the "
-        f"network, then {again}, or pull one of {', '.join(CATALOGUE)}"
+        f"the model hub cannot be reached ({type(error).__name__}): {kept}check the network, "
+        f"then {again}, or pull one of {', '.join(CATALOGUE)}"
     )

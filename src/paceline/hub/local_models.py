@@ -83,6 +83,27 @@ def _hub_models() -> list[tuple[HubName, Path]]:
     return list(found.items())
 
 
+def arrived(name: str) -> int:
+    """Bytes on the disk of a pull that did not end, of any quantisation where the name has none."""
+    parsed = HubName.parse(name)
+    return sum(
+        line.arrived
+        for line in installed()
+        if not line.pulled and (line.name == name or (parsed is not None and _is_of(line.name, parsed)))
+    )
+
+
+def _is_of(line: str, name: HubName) -> bool:
+    found = HubName.parse(line)
+    if found is None or replace(found, variant=name.variant) != name:
+        return False
+    return not name.variant or name.variant.lower() == found.variant.lower()
+
+
+def pull_again(name: str) -> str:
+    return f"run `paceline pull {name}` again{' to resume' if arrived(name) else ''}"
+
+
 def pulled_folder(name: HubName) -> Path | None:
     """Of a hub model that is here; of several quantisations the preferred one, unless the name says.
 
@@ -170,7 +191,8 @@ def unknown(name: str) -> UnknownModel:
     hub = f"run `paceline pull {name}` to get it from the model hub, or " if HubName.parse(name) else ""
     return UnknownModel(
         f"no model, folder or file {name!r}: {hint}{hub}"
-        f"use one of {', '.join(CATALOGUE)}, a folder with config.json or a .gguf file"
+        f"use one of {', '.join(CATALOGUE)}, owner/name of a model hub, a folder with config.json or a .gguf "
+        "file"
     )
 
 

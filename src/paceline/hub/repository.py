@@ -34,7 +34,7 @@ _NAME: Final = re.compile(
     r"(:(?P<variant>\w[\w.+-]*))?",
     re.ASCII,
 )
-_MAIN: Final = "main"  # the branch that a name without a revision stands for
+MAIN: Final = "main"  # the branch that a name without a revision stands for
 _SLASH: Final = "%2F"  # of a revision, in the name of a folder
 _QUANTISATION: Final = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_(?:K|\d|XXS|XS|S|M|L|XL|NL))*|TQ\d_\d|(?:MX|NV)FP4(?:_MOE)?|BF16|FP?16|FP?32))"
@@ -63,7 +63,7 @@ class HubName:
         return cls(
             match["repository"],
             "" if variant.lower() == "latest" else variant,
-            "" if revision == _MAIN else revision,
+            "" if revision == MAIN else revision,
         )
 
     @classmethod
