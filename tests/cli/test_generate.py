@@ -1,7 +1,10 @@
 """The command line as a user meets it: what it prints, and one line with exit code 2 if anything is wrong."""
 
 import json
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ from rich.console import Console
 from paceline import hub
 from paceline.cli.drafters import DrafterRow, drafters_table
 from paceline.cli.generate import _command_line
-from paceline.cli.render import COLOURS, OWN
+from paceline.cli.render import COLOURS, OWN, Terminal
 from paceline.drafters import DRAFTERS
+from paceline.output import Piece
 from support.clients import fails, run
 from support.servers import toy_chat_model
 
@@ -42,7 +46,11 @@ def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.model
-def test_show_names_the_drafter_of_each_token(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+def test_show_names_the_drafter_of_each_token(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     code, out, err = run(capsys, *GENERATE, "--prompt", REPEATING, "--show", "--no-adaptive")
     assert code == 0
     assert "\033[32m" in out
@@ -161,6 +169,36 @@ def test_the_picture_shows_the_command_without_its_own_option(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["paceline", "generate", *option, "--prompt", "a b"])
     assert _command_line() == "paceline generate --prompt 'a b'"
+
+
+class OneDraft(nullcontext[None]):
+    """A stream of one token that was drafted."""
+
+    result = None
+
+    def __iter__(self) -> Iterator[Piece]:
+        yield Piece("word", 1, "suffix")
+
+
+@pytest.mark.parametrize(("forced", "refused"), [(False, False), (True, False), (True, True)])
+def test_colours_are_for_terminals_and_pictures(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    forced: bool,
+    refused: bool,
+) -> None:
+    for name, value in (("FORCE_COLOR", forced), ("NO_COLOR", refused)):
+        monkeypatch.setenv(name, "1" if value else "")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("paceline.cli.render.summary", lambda result: "1 token")
+    terminal = Terminal(show=True)
+    terminal.write(OneDraft())  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert (out == "word\n", err == "drafted by: suffix\n1 token\n") == 2 * (not forced or refused,)
+    assert ("\033[32m" in out, "\033[32m" in err) == 2 * (forced and not refused,)
+    terminal.save_picture(tmp_path / "picture.svg", "paceline generate")
+    assert re.search(r'class="terminal-r(\d+)"[^>]*>word<', (tmp_path / "picture.svg").read_text())
 
 
 def test_every_drafter_has_a_colour_of_its_own() -> None:

@@ -173,9 +173,10 @@ def test_every_problem_is_said_at_once_with_its_place() -> None:
 
 
 def test_a_key_outside_of_a_table_is_an_error() -> None:
-    assert "unknown command 'port'" in problems("port = 1\n")
+    assert "port: options stand under a command, such as `[serve]`" in problems("port = 1\n")
     assert "expected a table of options: [serve]" in problems("serve = 1\n")
-    assert "unknown command 'version'" in problems("version = true\n")
+    assert "version: options stand under a command" in problems("version = true\n")
+    assert "unknown command 'portt'" in problems("[portt]\n")
 
 
 def test_every_option_of_every_command_can_be_in_the_file() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bench.gate.sabotage import sabotaged
 from paceline.cli.main import app
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.gate import replay as replay_module
 from paceline.gate.cases import Case
 from paceline.gate.divergence import first_divergence
@@ -250,6 +250,19 @@ def test_a_wrong_option_is_explained(arguments: list[str], fault: str) -> None:
     url = "http://127.0.0.1:9"
     result = CliRunner().invoke(app, ["gate", "run", "--baseline", url, "--candidate", url, *arguments])
     assert fault in str(result.exception)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"a": 1}'])
+def test_traces_that_cannot_be_used_are_found_before_any_progress(
+    tmp_path: Path, content: str | None
+) -> None:
+    traces, url = tmp_path / "traces.jsonl", "http://127.0.0.1:9"
+    if content is not None:
+        traces.write_text(content)
+    arguments = ["gate", "run", "--baseline", url, "--candidate", url, "--traces", str(traces)]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, PacelineError)
+    assert result.output == ""
 
 
 def traces_file(folder: Path, count: int) -> Path:

@@ -168,6 +168,8 @@ def test_a_rollout_that_is_not_automatic_waits_for_its_operator(
     route = {"name": "all", "upstreams": {"a": 1}, "mirror": mirror, "promotion": promotion}
     servers = [{"name": name, "url": "http://127.0.0.1:9"} for name in "ab"]
     config.write_text(yaml.safe_dump({"upstreams": servers, "routes": [route]}))
+    missing = run(capsys, "gate", "status", "--config", str(config), "--store", url)[2]
+    assert f"{url}; `paceline gate serve` makes one" in missing
     store = GateStore.open(url)
     save(store, good())
     promoter = Promoter(store, url, lambda: {"x": replace(PLAN, automatic=False)})

@@ -125,7 +125,8 @@ def test_the_prompt_of_a_route_is_read_before_anybody_sends_it(start: Any, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [("{", "no chat request"), ('{"tools": []}', "messages"), (None, "cannot read")]
+    ("content", "reason"),
+    [("{", "no chat request: Invalid JSON"), ('{"tools": []}', "messages"), (None, "cannot read")],
 )
 def test_a_warm_prompt_that_cannot_be_used_shows_at_the_start(
     start: Any, tmp_path: Path, content: str | None, reason: str

@@ -87,6 +87,7 @@ def test_a_second_ctrl_c_ends_streams_with_the_last_event_and_saves_their_traces
         *_, error, done = events
     thread.join(60)
     assert not thread.is_alive()
+    assert caplog.messages[-1] == "stopped by SIGINT"
     assert (json.loads(error)["error"]["code"], done) == ("shutting_down", "[DONE]")
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
     with_traces = Store.open(store, create=False)

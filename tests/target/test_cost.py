@@ -1,6 +1,7 @@
 """The cost curve: measured once, kept, and read again."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -429,3 +430,15 @@ def test_timed_rows_of_a_mixture_use_experts_of_their_own(
     assert touched[0] == 2
     assert touched == sorted(touched)
     assert touched[-1] > 10
+
+
+@pytest.mark.parametrize(("apart", "said"), [(1.0, False), (3.0, True)])
+def test_the_log_says_why_a_machine_counts_as_busy(
+    clocked: Clocked, caplog: pytest.LogCaptureFixture, apart: float, said: bool
+) -> None:
+    caplog.set_level(logging.INFO, "paceline")
+    clocked.others, clocked._noise_of = [0.5, 0.5], lambda number: apart if number % 2 else 1.0
+    cost_table(clocked)
+    (line,) = caplog.messages
+    assert "other processes take 50 % of the CPUs" in line
+    assert ("times one another" in line) == said

@@ -1,6 +1,8 @@
-"""Listening: of two servers that start at once for one port, the later one says so."""
+"""Listening: of two servers that start at once for one port, the later one says so; the end is logged."""
 
 import asyncio
+import logging
+import signal
 import socket
 from contextlib import closing
 
@@ -33,6 +35,24 @@ def test_a_port_that_another_server_took_meanwhile_is_an_error(
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port} "):
             runner.run(start(port, later))
     assert capsys.readouterr().out == ""
+
+
+def test_the_log_ends_with_what_stopped_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.server")
+    asyncio.run(run_and_stop())
+    assert caplog.messages[-1] == "stopped by SIGTERM"
+
+
+async def run_and_stop() -> None:
+    with closing(bound("127.0.0.1", 0)[0]) as one:
+        server = draining(one.getsockname()[1])
+        running = asyncio.create_task(server.serve([one]))
+        async with asyncio.timeout(60):
+            while not server.started:
+                await asyncio.sleep(0.01)
+            for sign in (signal.SIGTERM, signal.SIGINT):  # the first one counts
+                server.handle_exit(sign, None)
+            await running
 
 
 async def start(port: int, one: socket.socket) -> None:

@@ -137,10 +137,13 @@ def _defaults(
                     options[name].show_default = False  # --help shows values of the file as defaults
             except (UsageError, typer.BadParameter) as error:
                 problems.append(f"{where}: {error}")
+        elif at:
+            problem = unknown_name("key", key, [*commands, *_shown(options)])
+            problems.append(f"[{'.'.join(at)}] {problem}")
+        elif isinstance(value, dict):
+            problems.append(unknown_name("command", key, commands))
         else:
-            kind = "key" if at else "command"
-            problem = unknown_name(kind, key, [*commands, *_shown(options)])
-            problems.append(f"[{'.'.join(at)}] {problem}" if at else problem)
+            problems.append(f"{key}: options stand under a command, such as `[serve]`")
     return found
 
 

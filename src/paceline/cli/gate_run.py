@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,7 +175,7 @@ def run(
         timeout_s=timeout,
         stop_early=stop_early,
     )
-    wanted, earlier = cases.cases(replay.warmup), _earlier(resume)
+    wanted, earlier = _begun(cases.cases(replay.warmup)), _earlier(resume)
     columns = (MofNCompleteColumn(), TextColumn("pairs, {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("no verdict yet", total=cases.max_pairs)
@@ -197,6 +198,12 @@ def run(
     report.write(done, arms.about() | {"requests": cases.source} | _models(done.pairs))
     show(done.verdict)
     raise typer.Exit(INTERRUPTED if interrupted else done.verdict.exit_code)
+
+
+def _begun(cases: "Iterator[Case]") -> "Iterator[Case]":
+    """With the first one read: a file that cannot be used shows before any progress does."""
+    first = [*islice(cases, 1)]
+    return chain(first, cases)
 
 
 def show(verdict: "Verdict") -> None:

@@ -58,17 +58,19 @@ class Terminal:
 
     def __init__(self, show: bool = False) -> None:
         self._show = show
-        self._shown: list[str] = []
+        self._shown: list[str] = []  # for a picture: in colours, whatever the terminal has
+        self._out_colours, self._err_colours = (_has_colours(Console(stderr=err)) for err in (False, True))
 
     def write(self, stream: "Stream") -> None:
         sources: dict[str, None] = {}
         with stream:
             for piece in stream:
                 sources[piece.source] = None
-                self._text(coloured(piece.text, piece.source) if self._show else piece.text)
+                self._text(piece.text, piece.source)
         self._text("\n")
         if self._show:
-            self._fact("drafted by: " + " ".join(coloured(source, source) for source in sources))
+            names = " ".join(coloured(source, source) for source in sources)
+            self._fact(f"drafted by: {names}", f"drafted by: {' '.join(sources)}")
         self._fact(summary(stream.result))
 
     def compare(self, result: "Result", plain: "Result") -> None:
@@ -84,14 +86,20 @@ class Terminal:
         svg = re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.S)  # fonts of the viewer's machine only
         path.write_text(svg.replace("<svg ", '<svg xml:space="preserve" ', 1), "utf-8")
 
-    def _text(self, text: str) -> None:
-        self._shown.append(text)
-        sys.stdout.write(text)
+    def _text(self, text: str, source: str = TARGET) -> None:
+        shown = coloured(text, source) if self._show else text
+        self._shown.append(shown)
+        sys.stdout.write(shown if self._out_colours else text)
         sys.stdout.flush()
 
-    def _fact(self, line: str) -> None:
+    def _fact(self, line: str, colourless: str = "") -> None:
         self._shown.append(line + "\n")
-        print(line, file=sys.stderr)
+        print(line if self._err_colours else colourless or line, file=sys.stderr)
+
+
+def _has_colours(console: Console) -> bool:
+    """By rich: a terminal that is not dumb, or FORCE_COLOR; never with NO_COLOR."""
+    return console.color_system is not None and not console.no_color
 
 
 def summary(result: "Result") -> str:

@@ -81,7 +81,7 @@ class GateStore:
 
     @classmethod
     def open(cls, url: str | None = None, create: bool = True) -> "GateStore":
-        return cls(Store.open(url or default_url(), create=create))
+        return cls(Store.open(url or default_url(), create=create, made_by="`paceline gate serve`"))
 
     @property
     def traces(self) -> Store:

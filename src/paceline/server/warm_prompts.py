@@ -44,8 +44,8 @@ def read_warm_prompt(path: Path) -> WarmPrompt:
         return WarmPrompt(path.name, ChatRequest.model_validate_json(text))
     except ValidationError as problem:
         first = problem.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path.name} is no chat request: {where}: {first['msg']}") from None
+        where = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise UsageError(f"{path.name} is no chat request: {where}{first['msg']}") from None
 
 
 def route_prompts(routes: Iterable[Route], folder: Path) -> list[WarmPrompt]:

@@ -147,10 +147,11 @@ def cost_table(target: ModelTarget) -> CostTable:
     if not table.quiet:
         table = min((table, measure(target)), key=lambda one: (-len(one.ms), one.others, one.spread))
     if not table.quiet:
+        apart = f", passes are up to {table.spread:.1f} times one another" if table.spread >= 1.05 else ""
         log.info(
-            "the machine is busy: other processes take %.0f %% of the CPUs, passes are up to %.1f times one "
-            "another; the next start measures their cost again",
-            *(100 * table.others, table.spread),
+            "the machine is busy: other processes take %.0f %% of the CPUs%s; the next start measures the "
+            "cost of passes again",
+            *(100 * table.others, apart),
         )
     _store(target, table, provisional=not table.quiet)
     return table

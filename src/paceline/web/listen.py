@@ -127,6 +127,7 @@ class DrainingServer(uvicorn.Server):
         self._greeting = greeting
         self._drain, self._stop = drain, stop
         self._drain_s = drain_s
+        self._signal: int | None = None  # the first that asked for a stop
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,9 +142,14 @@ class DrainingServer(uvicorn.Server):
         if self.started:
             print(self._greeting, flush=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        log.info("stopped%s", "" if self._signal is None else f" by {signal.Signals(self._signal).name}")
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
         again, self.should_exit = self.should_exit, True
+        self._signal = self._signal or sig
         if again and sig == signal.SIGINT:
             self.force_exit = self._drain_s == 0  # a third one: whatever still holds a connection is cut
             self._drain_s = 0

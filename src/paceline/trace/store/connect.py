@@ -18,6 +18,8 @@ from paceline.trace.store.migrations import version
 
 SQLITE_FIRST_BYTES = b"SQLite format 3\0"
 
+MADE_BY = "`paceline serve` or `paceline gate serve`"
+
 LOCK_WAIT_MS = 10_000  # for another writer
 
 PRAGMAS = (
@@ -60,7 +62,8 @@ def shown(url: URL) -> str:
     return url.database or "" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
 
 
-def engine(url: URL, create: bool) -> Engine:
+def engine(url: URL, create: bool, made_by: str = MADE_BY) -> Engine:
+    """made_by: commands that make a store, for the error where there is none."""
     if url.drivername != "sqlite":
         return _postgres(url)
     path = Path(url.database or "")
@@ -69,9 +72,7 @@ def engine(url: URL, create: bool) -> Engine:
     elif create:
         _make_private(path)
     else:
-        raise StoreError(
-            f"there is no trace store at {path}; `paceline serve` makes one, and `paceline gate serve`"
-        )
+        raise StoreError(f"there is no trace store at {path}; {made_by} makes one")
     return _sqlite(url)
 
 

@@ -58,17 +58,23 @@ class Store:
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, max_age_days: float = 30, max_mb: float = 512, create: bool = True
+        cls,
+        url: str | None = None,
+        *,
+        max_age_days: float = 30,
+        max_mb: float = 512,
+        create: bool = True,
+        made_by: str = connect.MADE_BY,
     ) -> "Store":
-        """Makes or updates the tables first, if that is needed."""
+        """Makes or updates the tables first, if that is needed. made_by: see `connect.engine`."""
         if max_age_days <= 0 or max_mb <= 0:
             raise StoreError("a store keeps something: expected max_age_days and max_mb above 0")
         store = cls(connect.parse(url or connect.default_url()), max_age_days, max_mb)
-        store._open(create)
+        store._open(create, made_by)
         return store
 
-    def _open(self, create: bool) -> None:
-        self._engine = _patiently(lambda: connect.engine(self._url, create))
+    def _open(self, create: bool, made_by: str = connect.MADE_BY) -> None:
+        self._engine = _patiently(lambda: connect.engine(self._url, create, made_by))
         self._writing = self._engine.execution_options(writes=True)
         try:
             _patiently(self._make_current)
