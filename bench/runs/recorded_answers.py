@@ -7,7 +7,7 @@ passes under a mask, drafts are verified, calls are parsed and predicted.
 
 from dataclasses import dataclass
 
-from paceline.constraints import Choice, OutputSpec
+from paceline.constraints import Answer, Choice, OutputSpec
 from paceline.constraints.grammars import Constraint, Spell, StructuralTag
 from paceline.text import ToolFormat
 
@@ -25,14 +25,16 @@ class Exactly:
 _constraint = OutputSpec.constraint
 
 
-def constraint(spec: OutputSpec, form: ToolFormat, prompt_end: str = "") -> Constraint | StructuralTag | None:
+def constraint(
+    spec: OutputSpec, form: ToolFormat, prompt_end: str = "", shape: Answer = "text"
+) -> Constraint | StructuralTag | None:
     if isinstance(spec.output, Choice) and len(spec.output.options) == 1:
         return Exactly(spec.output.options[0])
-    return _constraint(spec, form, prompt_end)
+    return _constraint(spec, form, prompt_end, shape)
 
 
 if __name__ == "__main__":
     from paceline.cli import main
 
-    OutputSpec.constraint = constraint  # type: ignore[method-assign,assignment]
+    OutputSpec.constraint = constraint  # type: ignore[method-assign]
     main()
