@@ -36,5 +36,5 @@ def constraint(
 if __name__ == "__main__":
     from paceline.cli import main
 
-    OutputSpec.constraint = constraint  # type: ignore[method-assign]
+    OutputSpec.constraint = constraint  # type: ignore[method-assign,assignment]
     main()
