@@ -12,8 +12,8 @@ from paceline.cli import main
 from paceline.convert import export_model
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.train.served_decoder import ServedDecoder, server_layers
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.vllm_decoder import VllmDecoder, server_layers
 from paceline.vllm.serve_command import extraction_config
 from support.training import TOWNS, ask, user, write
 
@@ -44,7 +44,7 @@ def test_they_are_those_of_the_same_weights_here(url: str, files: Path, smollm2_
     texts = [tokenizer.encode(tokenizer.render([user(ask(town))])) for town in TOWNS[:3]]
     longest = max(map(len, texts))
     tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-    theirs, their_last = ServedDecoder(weights, "cpu", torch.float32, url).features(tokens, TAPS)
+    theirs, their_last = VllmDecoder(weights, "cpu", torch.float32, url).features(tokens, TAPS)
     ours, our_last = TrainDecoder(weights, "cpu", torch.float32).features(tokens, TAPS)
     for i, text in enumerate(texts):
         rows = slice(0, len(text))

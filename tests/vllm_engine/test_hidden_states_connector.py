@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import paceline.vllm
 
 THEIRS = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
-OURS = Path(paceline.vllm.__file__).with_name("hidden_states.py")
+OURS = Path(paceline.vllm.__file__).with_name("hidden_states_connector.py")
 BLOCKS, LAYERS, BLOCK, WIDTH = 3, 2, 4, 5
 
 

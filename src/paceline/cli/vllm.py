@@ -126,7 +126,7 @@ def _extraction(model: str) -> dict[str, Any]:
     from paceline import hub
     from paceline.target.weights.reader import open_checkpoint
     from paceline.train.recipe import TrainConfig
-    from paceline.train.served_decoder import server_layers
+    from paceline.train.vllm_decoder import server_layers
     from paceline.vllm.serve_command import extraction_config
 
     layers = open_checkpoint(hub.resolve(model)).shape.layers

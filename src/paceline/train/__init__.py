@@ -8,7 +8,7 @@ publish         writes a drafter's folder, measures it as stored, calibrates its
 evaluate        acceptance on held-out text, through the code that serves
 optim           AdamW and Muon
 train_decoder   a batched decoder of the target in plain torch
-served_decoder  the same with the hidden states of a vLLM server
+vllm_decoder    the same with the hidden states of a vLLM server
 
 data/           from recorded conversations to the target's answers and batches
 losses/         one loss for each family of heads

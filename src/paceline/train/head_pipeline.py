@@ -38,9 +38,9 @@ from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
 from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of, with_draft_vocab
-from paceline.train.served_decoder import ServedDecoder, server_layers
 from paceline.train.train_decoder import TrainDecoder, require_trainable
 from paceline.train.trainer import TrainProgress, train
+from paceline.train.vllm_decoder import VllmDecoder, server_layers
 
 ANSWERS: Final = "answers.npz"
 CANDIDATE: Final = "candidate"  # in the folder: a new drafter that is not in use
@@ -187,7 +187,7 @@ def _load_target(job: TrainJob, path: Path, answers: Answers) -> tuple[TrainDeco
     device, dtype = placement(job.answers.engine)
     weights = load(path, dtype)
     url = job.hidden_states_from
-    model = ServedDecoder(weights, device, dtype, url) if url else TrainDecoder(weights, device, dtype)
+    model = VllmDecoder(weights, device, dtype, url) if url else TrainDecoder(weights, device, dtype)
     if answers.target != model.fingerprint:
         raise UsageError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"

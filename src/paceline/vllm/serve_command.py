@@ -83,7 +83,7 @@ def serve_command(
 def _connector(folder: str) -> dict[str, Any]:
     return {
         "kv_connector": "HiddenStatesConnector",
-        "kv_connector_module_path": "paceline.vllm.hidden_states",
+        "kv_connector_module_path": "paceline.vllm.hidden_states_connector",
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"shared_storage_path": folder},
     }

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from paceline.errors import DataError, SettingError, UsageError
 from paceline.train.recipe import TrainConfig, new_recipe
-from paceline.train.served_decoder import ServedDecoder, server_layers
 from paceline.train.trainer import train
+from paceline.train.vllm_decoder import VllmDecoder, server_layers
 from support.heads import batches, target_text, tiny_config, tiny_model, tiny_weights
 from support.models import VOCAB
 from support.vllm_stand_in import Body, serving
@@ -38,8 +38,8 @@ def vllm(folder: Path, **other: Any) -> Callable[[Body], Body]:
     return reply
 
 
-def served(url: str) -> ServedDecoder:
-    return ServedDecoder(tiny_weights(), "cpu", torch.float32, url)
+def served(url: str) -> VllmDecoder:
+    return VllmDecoder(tiny_weights(), "cpu", torch.float32, url)
 
 
 def test_features_are_those_of_the_target_and_files_are_deleted(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def server_layers(layers: int, taps: int) -> tuple[int, ...]:
     return tuple(sorted({*(tap + 1 for tap in default_taps(layers, taps)), layers}))
 
 
-class ServedDecoder(TrainDecoder):
+class VllmDecoder(TrainDecoder):
     """Embeddings, norm and head are local; so is everything but `features`."""
 
     computed_by = "vllm"
