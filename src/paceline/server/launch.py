@@ -1,5 +1,6 @@
 """Builds a server from its settings and runs it."""
 
+import gc
 import logging
 import signal
 from collections.abc import Callable, Mapping
@@ -256,6 +257,7 @@ class _ModelLoader:
             llm.spec, max_draft=settings.max_draft, drafters=self._default_drafters(llm, settings)
         )
         llm.constraints.load()
+        _ = llm.tokenizer.longest_piece  # else the first long prompt waits for it
         thread, saver = EngineThread(llm.engine, self._turns), None
         if server.save_estimates:
             llm.saved_estimates.load()
@@ -385,6 +387,9 @@ def run(settings: ServerSettings, extend: Callable[[App], object] | None = None)
         extend(app)
     config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if not settings.further_models:
+        gc.collect()
+        gc.freeze()  # modules and the one model are no garbage: a pass over them would hold up every stream
     if not (settings.single_user or settings.keys or settings.api_keys):
         log.info(
             "requests without a `user` share no drafters' memory: --single-user, if only you use this server"
