@@ -258,10 +258,30 @@ def test_a_routes_file_of_advise_is_accounted_for_everywhere(
         routes = {route["name"]: route for route in http.get("/v1/routes").json()["data"]}
         metrics = http.get("/metrics").text
     agents, chats = routes["agents"], routes["chats"]
-    assert agents["predicted"] == {"tokens_per_pass": 2.4, "speedup": 1.9}
+    assert agents["predicted"] == {"tokens_per_pass": 2.4, "speedup": 1.9, "concurrency": 1}
     assert agents["measured"]["tokens_per_pass"] >= 1
     assert agents["measured"]["speedup"] > 0
     assert (chats["state"], chats["predicted"]) == ("off", None)
     for kind in ("predicted", "measured"):
         assert re.search(rf'paceline_route_speedup{{figure="{kind}",route="agents"}} [\d.]+', metrics)
     assert any("route agents: " in line and "(1.90 predicted)" in line for line in caplog.messages)
+
+
+def test_the_prediction_for_the_nearest_load_is_compared(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    accounting = RouteAccounting(cost, clock)
+    alone = Prediction(3.0, 3 * 11 / 15.5, 1)
+    accounting.predict({"a": Prediction(2.0, 1.1, 4, (alone,)), "b": Prediction(2.0, 1.1, 16)})
+    assert accounting.predictions()["a"].concurrency == 4  # planned, before there is any load
+    for _ in range(300):
+        accounting.add("a", a_round())
+        accounting.add("b", a_round())
+    assert accounting.prediction("a") == alone
+    clock.now = LOG_EVERY_S
+    with caplog.at_level(logging.INFO, "paceline"):
+        accounting.add("a", a_round())
+    of_a, of_b = caplog.records
+    assert of_a.levelno == logging.INFO
+    assert "at once" not in of_a.getMessage()
+    assert of_b.levelno == logging.INFO
+    assert "predicted for 16 at once, measured with 1.0" in of_b.getMessage()

@@ -72,9 +72,18 @@ def _settings(one: RouteAdvice) -> dict[str, Any]:
     if not one.enabled:
         return {"enabled": False}
     rate, speedup = one.best.tokens_per_pass.value, one.best.speedup.value
+    others = [p for p in one.loads if p.concurrency != one.concurrency]
     return {
         "enabled": True,
         "drafters": list(one.best.drafters),
         "max_draft": one.best.max_draft,
-        "predicted": {"tokens_per_pass": round(max(1.0, rate), 3), "speedup": round(speedup, 3)},
+        "predicted": {
+            **_predicted(rate, speedup, one.concurrency),
+            "loads": [_predicted(p.tokens_per_pass, p.speedup, p.concurrency) for p in others],
+        },
     }
+
+
+def _predicted(rate: float, speedup: float, concurrency: int) -> dict[str, Any]:
+    figures = {"tokens_per_pass": round(max(1.0, rate), 3), "speedup": round(speedup, 3)}
+    return {**figures, "concurrency": concurrency}

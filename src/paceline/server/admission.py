@@ -15,7 +15,6 @@ from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import AdmittedRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
-from paceline.server.telemetry.route_accounting import Prediction
 from paceline.server.tool_prediction import ToolPrediction
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
@@ -185,9 +184,7 @@ class Admission:
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes
         predictions = {
-            route.name: Prediction(route.predicted.tokens_per_pass, route.predicted.speedup)
-            for route in routes.routes
-            if route.predicted is not None
+            route.name: route.predicted.by_load() for route in routes.routes if route.predicted is not None
         }
         for model in self._models.models:
             model.metrics.add_routes(route.name for route in routes.routes)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
+from paceline.server.telemetry.route_accounting import Prediction
 from paceline.web.config_file import (
     ConfigFileError,
     ReloadingFile,
@@ -149,11 +150,24 @@ def _not_empty(match: Match) -> Match:
     return match
 
 
-class Predicted(StrictModel):
-    """What `paceline advise` expects of a route; metrics and the log compare it with what happens."""
+class PredictedLoad(StrictModel):
+    """What `paceline advise` expects of a route with so many outputs at once."""
 
     tokens_per_pass: Annotated[float, AfterValidator(partial(between, 1, 65))]
     speedup: Annotated[float, AfterValidator(partial(between, 0.01, 65))]
+    concurrency: Annotated[int, AfterValidator(partial(whole_between, 1, 4096))] | None = None
+
+    def prediction(self, others: tuple[Prediction, ...] = ()) -> Prediction:
+        return Prediction(self.tokens_per_pass, self.speedup, self.concurrency, others)
+
+
+class Predicted(PredictedLoad):
+    """For the planned load; metrics and the log compare it, or that of a nearer load, with what happens."""
+
+    loads: tuple[PredictedLoad, ...] = ()  # other loads
+
+    def by_load(self) -> Prediction:
+        return self.prediction(tuple(one.prediction() for one in self.loads))
 
 
 class Route(StrictModel):

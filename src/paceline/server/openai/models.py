@@ -64,7 +64,7 @@ class ModelServing(Serving):
             "accept": spec.accept,
             "state": state,
             "reason": reason,
-            "predicted": None if predicted is None else asdict(predicted),
+            "predicted": None if predicted is None else predicted.as_dict(),
             "measured": None if figures is None else asdict(figures),
         }
 

@@ -7,7 +7,8 @@ theirs, or all passes where there are few such.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log2
 from time import monotonic
 from typing import Final, Literal
 
@@ -18,6 +19,7 @@ WINDOW: Final = 20_000  # tokens of a route after which older ones count half
 LOG_EVERY_S: Final = 600.0
 MIN_TOKENS: Final = 500  # of a route, before its figures are compared with a prediction
 MAX_ERROR: Final = 0.15  # of a prediction, beyond which the log warns
+MAX_RATIO: Final = 2.0  # of outputs in a pass to those of a prediction, up to which the two are compared
 MAX_ROWS: Final = 65  # of one output in a pass that only decodes: its own and those of the longest draft
 MIN_PLAIN: Final = 50  # rounds in passes without a draft, before their time counts
 PLAIN_SHARE: Final = 0.95  # of rounds without a draft, from which on a route counts as decoding plainly
@@ -32,6 +34,25 @@ class Prediction:
 
     tokens_per_pass: float
     speedup: float
+    concurrency: int | None = None  # outputs at once that it is for; None: not told
+    others: "tuple[Prediction, ...]" = ()  # of other loads
+
+    def at(self, batch: float) -> "Prediction":
+        """The one for the load nearest to so many outputs in a pass, by ratio."""
+        known = [one for one in (self, *self.others) if one.concurrency]
+        nearest = min(
+            known, key=lambda one: abs(log2(max(1.0, batch) / (one.concurrency or 1))), default=self
+        )
+        return replace(nearest, others=())
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Without those of other loads."""
+        rates = {"tokens_per_pass": self.tokens_per_pass, "speedup": self.speedup}
+        return {**rates, "concurrency": self.concurrency}
+
+    def is_for(self, batch: float) -> bool:
+        """False: it is for another load than so many outputs in a pass, so that nothing can be concluded."""
+        return self.concurrency is None or 1 / MAX_RATIO <= max(1.0, batch) / self.concurrency <= MAX_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +159,14 @@ class RouteAccounting:
         return None if sums is None else sums.figures()
 
     def prediction(self, route: str) -> Prediction | None:
-        return self._predicted.get(route)
+        """For the load of late; for the planned one, before there was any."""
+        predicted, figures = self._predicted.get(route), self.figures(route)
+        if predicted is None:
+            return None
+        return replace(predicted, others=()) if figures is None else predicted.at(figures.batch)
 
     def predictions(self) -> dict[str, Prediction]:
-        return dict(self._predicted)
+        return {route: one for route in list(self._predicted) if (one := self.prediction(route)) is not None}
 
     def measured(self) -> dict[str, RouteFigures]:
         return {route: sums.figures() for route, sums in list(self._sums.items())}
@@ -164,16 +189,19 @@ class RouteAccounting:
     def _log(self) -> None:
         self._logged_at = self._clock()
         for route in sorted(self._active):
-            figures, predicted = self._sums[route].figures(), self._predicted.get(route)
+            figures, predicted = self._sums[route].figures(), self.prediction(route)
             rate, speed = f"{figures.tokens_per_pass:.2f}", f"{figures.speedup:.2f}"
             if predicted is None:
                 log.info("route %s: %s tokens per pass, %s x plain", route, rate, speed)
                 continue
-            wrong = abs(figures.speedup / predicted.speedup - 1) > MAX_ERROR and figures.tokens >= MIN_TOKENS
+            alike = predicted.is_for(figures.batch)
+            off = abs(figures.speedup / predicted.speedup - 1) > MAX_ERROR
+            wrong = alike and off and figures.tokens >= MIN_TOKENS
+            other = f": predicted for {predicted.concurrency} at once, measured with {figures.batch:.1f}"
             log.log(
                 logging.WARNING if wrong else logging.INFO,
                 "route %s: %s tokens per pass (%.2f predicted), %s x plain (%.2f predicted)%s",
                 *(route, rate, predicted.tokens_per_pass, speed, predicted.speedup),
-                ": ask `paceline advise` again" if wrong else "",
+                ": ask `paceline advise` again" if wrong else "" if alike else other,
             )
         self._active.clear()
