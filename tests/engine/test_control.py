@@ -556,3 +556,26 @@ def test_a_shadow_that_has_missed_a_token_is_compared_with_nothing_more() -> Non
     assert rate.chances(s, draft) == before
     rate.learn([replace(first, start=4, tokens=(1,), uncut=NO_DRAFT)])
     assert rate.chances(s, draft) == before
+
+
+def test_a_drafter_that_mostly_finds_nothing_is_not_cut_short_when_it_finds_something() -> None:
+    """Two of three asks are empty: the mean over all of them says nothing of the third's length."""
+    gain = Gain(Gain())
+    for _ in range(60):
+        for chances in ((), (), (0.95,) * 4):
+            gain.learn(chances)
+    assert gain.nodes_above(0.2) > 3.5
+
+
+@pytest.mark.parametrize(("node_us", "nodes"), [(1, 8), (15, 6), (60, 2)])
+def test_spare_nodes_of_a_draft_are_as_many_as_their_time_is_small(node_us: int, nodes: int) -> None:
+    """A pass takes 1000 us, and drafts of one node were all that was seen."""
+    rate, s = priced(0.0), seq()
+    rate.plan([s], 1)
+    rate._draft_us["d"] = time = DraftTime()
+    for length in (1, 8) * 10:
+        time.learn(length, 10 + node_us * length)
+    for _ in range(60):
+        rate._gain(s_text := rate._text(s), "d").learn((0.9,))
+    assert s_text.gains["d"].nodes_above(0.1) < 1.5
+    assert rate.budget("d", s, 8) == nodes

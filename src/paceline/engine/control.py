@@ -54,6 +54,7 @@ OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
+SPARE: Final = 0.08  # tokens of time for drafting nodes beyond those that are expected to pay
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
@@ -327,8 +328,9 @@ class Rate(Controller, DraftPolicy):
     def _length(self, text: _Text, drafter: str, time: DraftTime | None, reach: float, may_cut: bool) -> int:
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
 
-        Else one node more than are expected to pay, since more than were asked for are never seen. The first
-        drafts are short and long by turns, to tell the time of a node from that of a draft.
+        Else as many nodes more than are expected to pay as SPARE allows, since more than were asked for are
+        never seen; at least one. The first drafts are short and long by turns, to tell the time of a node
+        from that of a draft.
         """
         node_price = 0.0
         if time is not None:
@@ -337,7 +339,8 @@ class Rate(Controller, DraftPolicy):
             node_price = self._us_price * time.node_us
         if may_cut and node_price < NOTICEABLE:
             return MAX_NODES
-        return 1 + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
+        spare = max(1, int(SPARE / node_price)) if may_cut else 1
+        return spare + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
 
     def _node_price(self, drafter: str) -> float:
         time = self._time(drafter)

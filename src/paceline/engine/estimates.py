@@ -273,16 +273,17 @@ class Gain:
     text is that on its whole route, as far as the text says nothing else.
     """
 
-    __slots__ = ("_chances", "_decay", "_drafts", "_newest", "_nodes", "_route")
+    __slots__ = ("_chances", "_decay", "_drafts", "_made", "_newest", "_nodes", "_route")
 
     def __init__(self, route: "Gain | None" = None) -> None:
         """route: the gain on the text's route; without one this is a route's."""
         self._route, self._decay = route, DECAY if route is None else TEXT_DECAY
         self._newest = 1.0  # the weight of the newest draft: weights grow, instead of old ones being decayed
-        self._drafts = 0.0  # drafts, their nodes by chance, and the sum of the chances
+        self._drafts = self._made = 0.0  # drafts asked for, and those that had a node
+        # Their nodes by chance, and the sum of the chances.
         self._nodes, self._chances = [0.0] * (len(CHANCES) + 1), [0.0] * (len(CHANCES) + 1)
         if route is None:
-            self._drafts = CELL_WEIGHT * self._next_weight()
+            self._drafts = self._made = CELL_WEIGHT * self._next_weight()
             self._add(FIRST_CHANCES, self._drafts)
 
     def __call__(self, price: float) -> float:
@@ -302,22 +303,29 @@ class Gain:
         return gain + below if below > 0 else gain
 
     def nodes_above(self, price: float) -> float:
-        """How many nodes of a draft exceed this price, on average."""
+        """How many nodes of a draft that has any exceed this price, on average.
+
+        A drafter that finds nothing most of the time need not be brief when it does.
+        """
         nodes, route = sum(self._nodes[bisect_right(CHANCES, price) :]), self._route
         if route is None:
-            return nodes / self._drafts
+            return nodes / self._made
         prior = TEXT_WEIGHT * self._newest
-        return (nodes + prior * route.nodes_above(price)) / (self._drafts + prior)
+        return (nodes + prior * route.nodes_above(price)) / (self._made + prior)
 
     def learn(self, chances: Sequence[float]) -> None:
         """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft."""
         route, weight = self._route, self._next_weight()
         self._drafts += weight
+        if chances:
+            self._made += weight
         if route is None:
             self._add(chances, weight)
             return
         nodes, sums, of_route = self._nodes, self._chances, route._next_weight()
         route._drafts += of_route
+        if chances:
+            route._made += of_route
         route_nodes, route_sums = route._nodes, route._chances
         for chance in chances:
             i = bisect_right(CHANCES, chance)
@@ -340,22 +348,24 @@ class Gain:
             self._chances[i] += weight * chance
 
     def state(self) -> State:
-        """Of a route: its drafts, their nodes by chance, and the sums of the chances."""
-        return [x / self._newest for x in (self._drafts, *self._nodes, *self._chances)]
+        """Of a route: its drafts, their nodes by chance, the sums of the chances, and drafts with nodes."""
+        return [x / self._newest for x in (self._drafts, *self._nodes, *self._chances, self._made)]
 
     @classmethod
     def of_state(cls, state: State) -> "Gain":
-        """Raises ValueError where the numbers are no state."""
+        """Raises ValueError where the numbers are no state. Older ones do not tell drafts without nodes."""
         gain, bins = cls(), len(CHANCES) + 1
-        drafts, nodes, chances = state[0], state[1 : 1 + bins], state[1 + bins :]
-        _require(len(chances) == bins and 0 < drafts <= 2 * MAX_OBSERVED)
+        drafts, nodes, chances = state[0], state[1 : 1 + bins], state[1 + bins : 1 + 2 * bins]
+        made = (state[1 + 2 * bins :] or [drafts])[0]
+        _require(len(chances) == bins and 0 < made <= drafts * (1 + 1e-9) <= 2 * MAX_OBSERVED)
         _require(all(0 <= c <= n * (1 + 1e-9) for n, c in zip(nodes, chances, strict=True)))
-        gain._newest, gain._drafts, gain._nodes, gain._chances = 1.0, drafts, nodes, chances
+        gain._newest, gain._drafts, gain._made, gain._nodes, gain._chances = 1.0, drafts, made, nodes, chances
         return gain
 
     def _scale(self, factor: float) -> None:
         self._newest *= factor
         self._drafts *= factor
+        self._made *= factor
         self._nodes = [factor * x for x in self._nodes]
         self._chances = [factor * x for x in self._chances]
 
