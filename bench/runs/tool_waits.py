@@ -423,17 +423,26 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     if folder is None:
         raise SystemExit("no data: set PACELINE_DATA to the folder that holds traces/")
     tokenizer, runs = Tokenizer.load(hub.resolve(options.model)), list[RecordedRun]()
+    histories: dict[str, list[list[Record]]] = {}
+    for name in options.sets.split(","):
+        paths = [folder / "traces" / f"{file}.jsonl.gz" for file in prefetch.SETS[name]]
+        records = [record for path in paths for record in workload.lines(path)]
+        chosen, history = choose(name, records, tokenizer, options.runs, options.max_prompt)
+        runs += chosen
+        histories |= history
+    return served_rows(options, runs, histories)
+
+
+def served_rows(
+    options: argparse.Namespace, runs: Sequence[RecordedRun], histories: Mapping[str, Sequence[Sequence[Record]]]
+) -> list[dict[str, Any]]:
+    """Starts a server whose predictors know these histories, by tenant, and replays the runs on it."""
     with tempfile.TemporaryDirectory() as cache:
         files = PredictorFiles(Path(cache), options.model)
-        for name in options.sets.split(","):
-            paths = [folder / "traces" / f"{file}.jsonl.gz" for file in prefetch.SETS[name]]
-            records = [record for path in paths for record in workload.lines(path)]
-            chosen, history = choose(name, records, tokenizer, options.runs, options.max_prompt)
-            runs += chosen
-            for owner, batches in history.items():
-                predictor = learned(batches)
-                for way in (AHEAD, KEPT):
-                    files.write(tenant_of(None, user(owner, way)), predictor)
+        for owner, batches in histories.items():
+            predictor = learned(batches)
+            for way in (AHEAD, KEPT):
+                files.write(tenant_of(None, user(owner, way)), predictor)
         served = servers.paceline(
             options.model, options.threads, 2, options=["--cache-dir", cache], module=SERVER
         )

@@ -17,10 +17,14 @@ from bench.runs.tool_waits import (
     Replay,
     choose,
     expected,
+    parser,
     row,
+    served_rows,
     totals,
 )
+from paceline import hub
 from paceline.constraints import Choice, OutputSpec
+from paceline.text import Tokenizer
 from paceline.text.tool_calls import FORMATS
 from support.agent_runs import FUNCTIONS, Shop
 
@@ -116,3 +120,17 @@ def test_sums_are_of_each_data_set_and_of_all() -> None:
     assert [both["ways"][way]["shorter"] for way in WAYS] == [0.0, 0.5, 0.75]
     assert both["ways"][AHEAD]["used"] == 2
     assert tool_waits.most(both) == pytest.approx(2 * 0.9 * 2 / 3 / 4)
+
+
+def test_a_real_server_writes_the_recorded_answers_and_foresees_calls_from_the_history() -> None:
+    """The shop's customers ask alike, so that a predictor that has seen forty of them foresees some calls."""
+    shop = Shop(random.Random(0))
+    records = [record(shop, number) for number in range(40)]
+    options = parser().parse_args(["--tool-ms", "20", "--threads", "2"])
+    tokenizer = Tokenizer.load(hub.resolve(options.model))
+    runs, history = choose("shop", records, tokenizer, 1, options.max_prompt)
+    (served,) = served_rows(options, runs, history)
+    assert served["same"]
+    assert served["calls"] == served["safe"] == len(runs[0].steps) - 1
+    assert served["ways"][PLAIN]["used"] == 0
+    assert served["ways"][AHEAD]["used"] > 0
