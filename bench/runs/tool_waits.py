@@ -434,7 +434,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def served_rows(
-    options: argparse.Namespace, runs: Sequence[RecordedRun], histories: Mapping[str, Sequence[Sequence[Record]]]
+    options: argparse.Namespace,
+    runs: Sequence[RecordedRun],
+    histories: Mapping[str, Sequence[Sequence[Record]]],
 ) -> list[dict[str, Any]]:
     """Starts a server whose predictors know these histories, by tenant, and replays the runs on it."""
     with tempfile.TemporaryDirectory() as cache:

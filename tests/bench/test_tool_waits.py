@@ -126,7 +126,7 @@ def test_a_real_server_writes_the_recorded_answers_and_foresees_calls_from_the_h
     """The shop's customers ask alike, so that a predictor that has seen forty of them foresees some calls."""
     shop = Shop(random.Random(0))
     records = [record(shop, number) for number in range(40)]
-    options = parser().parse_args(["--tool-ms", "20", "--threads", "2"])
+    options = parser().parse_args(["--tool-ms", "20", "--threads", "1"])
     tokenizer = Tokenizer.load(hub.resolve(options.model))
     runs, history = choose("shop", records, tokenizer, 1, options.max_prompt)
     (served,) = served_rows(options, runs, history)

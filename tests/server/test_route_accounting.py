@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from paceline.advise.routes_file import routes_yaml
+from paceline.server.routes import Prediction
 from paceline.server.telemetry import route_accounting
 from paceline.server.telemetry.route_accounting import (
     LOG_EVERY_S,
     MIN_PLAIN,
     WINDOW,
-    Prediction,
     RouteAccounting,
 )
 from paceline.target.cost import batch_ms

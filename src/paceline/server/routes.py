@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from math import log2
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -12,7 +13,6 @@ from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
-from paceline.server.telemetry.route_accounting import Prediction
 from paceline.web.config_file import (
     ConfigFileError,
     ReloadingFile,
@@ -29,6 +29,7 @@ from paceline.web.request_body import log_renamed
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
 
+MAX_RATIO: Final = 2.0  # of outputs in a pass to those of a prediction, up to which the two are compared
 MAX_PROMPT_CHARS: Final = 20_000  # classified, from the end
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
 _CODE_LINE: Final = re.compile(
@@ -148,6 +149,33 @@ def _not_empty(match: Match) -> Match:
     if not match.model_fields_set:
         raise expected("at least one condition; for a route that takes everything leave match out")
     return match
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of `paceline advise`, from the routes file."""
+
+    tokens_per_pass: float
+    speedup: float
+    concurrency: int | None = None  # outputs at once that it is for; None: not told
+    others: "tuple[Prediction, ...]" = ()  # of other loads
+
+    def at(self, batch: float) -> "Prediction":
+        """The one for the load nearest to so many outputs in a pass, by ratio."""
+        known = [one for one in (self, *self.others) if one.concurrency]
+        nearest = min(
+            known, key=lambda one: abs(log2(max(1.0, batch) / (one.concurrency or 1))), default=self
+        )
+        return replace(nearest, others=())
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Without those of other loads."""
+        rates = {"tokens_per_pass": self.tokens_per_pass, "speedup": self.speedup}
+        return {**rates, "concurrency": self.concurrency}
+
+    def is_for(self, batch: float) -> bool:
+        """False: it is for another load than so many outputs in a pass, so that nothing can be concluded."""
+        return self.concurrency is None or 1 / MAX_RATIO <= max(1.0, batch) / self.concurrency <= MAX_RATIO
 
 
 class PredictedLoad(StrictModel):

@@ -8,10 +8,10 @@ theirs, or all passes where there are few such.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import log2
 from time import monotonic
 from typing import Final, Literal
 
+from paceline.server.routes import Prediction
 from paceline.target.cost import PassCost, batch_ms
 from paceline.types import Round
 
@@ -19,40 +19,12 @@ WINDOW: Final = 20_000  # tokens of a route after which older ones count half
 LOG_EVERY_S: Final = 600.0
 MIN_TOKENS: Final = 500  # of a route, before its figures are compared with a prediction
 MAX_ERROR: Final = 0.15  # of a prediction, beyond which the log warns
-MAX_RATIO: Final = 2.0  # of outputs in a pass to those of a prediction, up to which the two are compared
 MAX_ROWS: Final = 65  # of one output in a pass that only decodes: its own and those of the longest draft
 MIN_PLAIN: Final = 50  # rounds in passes without a draft, before their time counts
 PLAIN_SHARE: Final = 0.95  # of rounds without a draft, from which on a route counts as decoding plainly
 
 State = Literal["off", "idle", "plain", "drafting"]
 log = logging.getLogger("paceline")
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Of `paceline advise`, from the routes file."""
-
-    tokens_per_pass: float
-    speedup: float
-    concurrency: int | None = None  # outputs at once that it is for; None: not told
-    others: "tuple[Prediction, ...]" = ()  # of other loads
-
-    def at(self, batch: float) -> "Prediction":
-        """The one for the load nearest to so many outputs in a pass, by ratio."""
-        known = [one for one in (self, *self.others) if one.concurrency]
-        nearest = min(
-            known, key=lambda one: abs(log2(max(1.0, batch) / (one.concurrency or 1))), default=self
-        )
-        return replace(nearest, others=())
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Without those of other loads."""
-        rates = {"tokens_per_pass": self.tokens_per_pass, "speedup": self.speedup}
-        return {**rates, "concurrency": self.concurrency}
-
-    def is_for(self, batch: float) -> bool:
-        """False: it is for another load than so many outputs in a pass, so that nothing can be concluded."""
-        return self.concurrency is None or 1 / MAX_RATIO <= max(1.0, batch) / self.concurrency <= MAX_RATIO
 
 
 @dataclass(frozen=True, slots=True)
