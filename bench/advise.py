@@ -72,7 +72,7 @@ def predicted(one: RouteAdvice) -> Prediction:
         "reason": one.reason,
         "tokens_per_pass": asdict(one.best.tokens_per_pass),
         "speedup": asdict(one.best.speedup),
-        "turn_speedup": one.best.turn_speedup if one.concurrency == 1 else None,
+        "turn_speedup": one.best.turn_speedup.value if one.concurrency == 1 else None,
         "advised_on": one.outputs,
         "conversations": one.replayed,
     }

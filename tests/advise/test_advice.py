@@ -16,6 +16,7 @@ from paceline.advise.advice import (
     Interval,
     LengthPoint,
     LoadPoint,
+    TrainingGain,
     conditions,
     length_by_batch,
     measured,
@@ -28,7 +29,7 @@ from paceline.advise.routes_file import routes_yaml
 from paceline.advise.traffic import Spread, TracedRequest, Workload
 from paceline.drafters import DRAFTERS
 from paceline.server.routes import load
-from support.advice import DEFAULT, WORKLOAD, advised, an_advice, candidate
+from support.advice import DEFAULT, WORKLOAD, advised, an_advice, around, candidate
 from support.traces import a_round
 
 
@@ -204,9 +205,16 @@ def test_the_page_says_where_nothing_is_to_be_set_and_where_the_sample_is_small(
 
 def test_the_page_tells_what_a_fit_reached() -> None:
     fit = Training("block", 3.0, 40, 12, 1.62, 1.41)
-    page = html(an_advice(advised(), training=fit))
+    gain = TrainingGain(9, 3, around(3.0), around(2.57), around(1.36))
+    page = html(an_advice(advised(training=gain), training=fit))
     assert "1.62" in page
     assert "1.41" in page
+    (told,) = re.findall(r"With the drafter that was fitted.*?</p>", page, re.DOTALL)
+    assert "2.57 x" in told
+    assert "1.36 x" in told
+    assert "9 outputs of 3 conversations" in told
+    assert "Too few" in told
+    assert "With the drafter that was fitted" not in html(an_advice(advised(), training=fit))
 
 
 def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from statistics import fmean
 
 import pytest
 
-from paceline.advise.advice import FREE_LISTS, AdviceConfig, advise_routes
+from paceline.advise.advice import FREE_LISTS, AdviceConfig, FittedDrafter, TrainingGain, advise_routes
 from paceline.advise.advice import Engine as Advisor
 from paceline.advise.pass_times import PassTimes
 from paceline.advise.replay import Decoding, RecordedOutput, Simulation
@@ -22,7 +23,7 @@ from paceline.advise.traffic import TracedRequest, Traffic, turns_before
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.llm import LLM
-from paceline.types import Seq
+from paceline.types import Ask, Draft, Drafter, Seq
 from support.servers import toy_chat_model
 
 LIMITS = OutputLimits(max_tokens=24)
@@ -129,3 +130,55 @@ def test_lists_of_drafters_are_compared_at_the_planned_load(
     at = {point.concurrency: point for point in one.loads}
     assert set(at) == {1, 3, 4, 16}
     assert (at[3].speedup, at[3].tokens_per_pass) == (one.best.speedup.value, one.best.tokens_per_pass.value)
+
+
+class Oracle(Drafter):
+    """Drafts what was written, in conversations that it knows."""
+
+    name = "block"
+
+    def __init__(self, known: Sequence[TracedRequest]) -> None:
+        self._texts = {request.id: request.output_ids for request in known}
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        rests = [self._rest(ask.seq)[: ask.budget] for ask in asks]
+        return [Draft(rest, None, (self.name,) * len(rest)) for rest in rests]
+
+    def _rest(self, seq: Seq) -> tuple[int, ...]:
+        name, *_ = seq.tenant.split()  # and the number of a copy
+        return self._texts.get(name, ())[len(seq.tokens) - seq.prompt_len :]
+
+
+def test_what_training_brings_is_measured_on_conversations_it_has_not_seen(model: Path) -> None:
+    """No token of a text repeats an earlier one, so that only the fitted drafter has something to draft."""
+    llm, random = toy(model), Random(0)
+    requests = [
+        TracedRequest(
+            word,
+            "chat",
+            word,
+            {"messages": [{"role": "user", "content": word}]},
+            model=llm.name,
+            tenant=word,
+            output_ids=tuple(random.sample(range(40, 190), 24)),
+        )
+        for word in ("one", "two", "three", "four", "five", "six")
+    ]
+
+    def gain(known: Sequence[TracedRequest], seen: Sequence[TracedRequest]) -> TrainingGain | None:
+        curve = lambda rows, context: 50.0 + rows / 8  # noqa: E731
+        fitted = FittedDrafter(Oracle(known), frozenset(request.opening for request in seen))
+        advisor = Advisor(llm, Fixed, Fixed, curve, lambda body: "chat", fitted=fitted)
+        (one,) = advise_routes(advisor, Traffic(tuple(requests)), AdviceConfig(limits=LIMITS))
+        assert not any("block" in candidate.drafters for candidate in one.candidates)
+        return one.training
+
+    by_heart, in_general = gain(requests[:4], requests[:4]), gain(requests, requests[:4])
+    assert by_heart is not None
+    assert in_general is not None
+    assert (in_general.outputs, in_general.conversations) == (2, 2)
+    assert by_heart.tokens_per_pass.value < 1.5
+    assert by_heart.gain.value < 1.2
+    assert in_general.tokens_per_pass.value > 4
+    assert in_general.gain.value > 3
+    assert gain(requests, requests) is None

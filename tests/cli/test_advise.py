@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from paceline.advise.advice import TrainingGain
 from paceline.cli import main
 from paceline.cli.advise import EffortOptions, TrafficOptions, _fitted
-from support.advice import advised, an_advice
+from support.advice import advised, an_advice, around
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -39,6 +40,23 @@ def test_a_report_that_cannot_be_written_is_found_before_any_time_is_spent(
         file = str(tmp_path / "none" / "report")
         assert "there is no folder" in failure(capsys, "--traces", "a.jsonl", option, file)
     assert "is a folder" in failure(capsys, "--traces", "a.jsonl", "--html", str(tmp_path))
+
+
+def test_a_route_says_what_training_would_bring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = TrainingGain(12, 6, around(3.0), around(2.5), around(1.3))
+    advice = an_advice(advised("agents", training=gain), advised("chats"))
+    monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: advice)
+    with pytest.raises(SystemExit):
+        main(["advise", "--target", "any", "--traces", "a.jsonl"])
+    lines = capsys.readouterr().out.splitlines()
+    (found,) = [number for number, line in enumerate(lines) if "fitted on part" in line]
+    assert lines[found - 1].startswith("agents: ")
+    assert lines[found] == (
+        "  with a drafter fitted on part of it, decoding is 2.50 x plain and 1.30 x (1.26 to 1.34) the best "
+        "list, on 12 outputs of 6 conversations that it was not fitted on"
+    )
 
 
 @pytest.mark.parametrize("decision", ["speculate", "leave it off", "too little data"])
@@ -73,12 +91,13 @@ def test_a_fit_is_bounded_in_time_and_measured_on_other_conversations(
     monkeypatch.setattr("paceline.train.head_pipeline.run", run)
     monkeypatch.setattr("paceline.cli.advise._fitting_heads", lambda target: [])
     traffic = TrafficOptions("smollm2-135m", traces=[tmp_path / "a.jsonl"])
-    assert _fitted(traffic, EffortOptions()) is None
-    fit = _fitted(traffic, EffortOptions(fit_minutes=2.5, requests=10))
+    folder = tmp_path / "fit"
+    assert _fitted(traffic, EffortOptions(), folder) is None
+    fit = _fitted(traffic, EffortOptions(fit_minutes=2.5, requests=10), folder)
     assert fit is not None
     assert (fit.tokens_per_pass, fit.before, fit.answers, fit.measured_answers) == (1.6, 1.4, 40, 12)
     (job,) = jobs
     assert job.train.minutes == 2.5
     assert job.answers.max_prompts == 40
     assert job.answers.held_out > 0
-    assert not job.folder.exists()  # nothing is left behind
+    assert job.folder == folder

@@ -22,9 +22,12 @@ WORKLOAD = Workload(
 )
 
 
+def around(value: float) -> Interval:
+    return Interval(value, 0.97 * value, 1.03 * value)
+
+
 def candidate(rate: float = 2.4, speedup: float = 1.9, turns: float = 1.4) -> Candidate:
-    rates, speedups = (Interval(x, 0.97 * x, 1.03 * x) for x in (rate, speedup))
-    return Candidate(DEFAULT, 8, rates, speedups, turns, {"suffix": 12})
+    return Candidate(DEFAULT, 8, around(rate), around(speedup), around(turns), {"suffix": 12})
 
 
 def advised(route: str = "agents", **given: Any) -> RouteAdvice:

@@ -93,7 +93,7 @@ class Candidate:
     max_draft: int
     tokens_per_pass: Interval  # after the first token
     speedup: Interval  # of decoding
-    turn_speedup: float  # of whole turns, reading of the prompt included
+    turn_speedup: Interval  # of whole turns, reading of the prompt included
     accepted_by_source: Mapping[str, int]
 
     @property
@@ -126,6 +126,17 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingGain:
+    """The default list with a fitted drafter, on conversations that it was not fitted on."""
+
+    outputs: int
+    conversations: int
+    tokens_per_pass: Interval
+    speedup: Interval  # of decoding, over plain
+    gain: Interval  # of decoding, over the best list without it
+
+
+@dataclass(frozen=True, slots=True)
 class RouteAdvice:
     route: str
     workload: Workload
@@ -146,6 +157,7 @@ class RouteAdvice:
     answered: Measured | None  # by the answers written now, with the default list
     match: Mapping[str, Any]  # conditions of the route for a routes file; {}: takes everything
     by_batch: tuple[tuple[int, int, int], ...]  # first and last batch, and the length for them
+    training: TrainingGain | None = None  # None: no drafter was fitted, or it has seen every conversation
 
     @property
     def enabled(self) -> bool:
@@ -153,6 +165,14 @@ class RouteAdvice:
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "enabled": self.enabled}
+
+
+@dataclass(frozen=True, slots=True)
+class FittedDrafter:
+    """Fitted on part of the traffic, to tell what training would bring. It is not kept: no route gets it."""
+
+    drafter: Drafter
+    seen: frozenset[str]  # openings of the conversations that it was fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +185,16 @@ class Engine:
     cost: PassCost
     classify: Classify
     drafters: Mapping[str, Drafter] = field(default_factory=dict)
+    fitted: FittedDrafter | None = None
 
     def lists(self) -> list[tuple[str, ...]]:
         """The lists that are compared: without weights, and the default one with each of the others."""
         return [*FREE_LISTS, *((*FREE_LISTS[0], name) for name in self.drafters)]
+
+    def taps(self) -> list[int]:
+        """The layers whose hidden states the drafters read."""
+        fitted = [] if self.fitted is None else [self.fitted.drafter]
+        return sorted({tap for drafter in (*self.drafters.values(), *fitted) for tap in drafter.taps})
 
 
 def advise_routes(
@@ -257,6 +283,7 @@ class _RouteAdvisor:
             answered=measured(answered, self._times),
             match=conditions(requests, others, self._engine.classify),
             by_batch=length_by_batch(lengths, self._times, int(figures.prompt_tokens.median)),
+            training=self._training_gain(outputs, best),
         )
 
     def _pass_times(
@@ -271,7 +298,7 @@ class _RouteAdvisor:
         return PassTimes(cost, prompt_row_ms(written, cost))
 
     def _with_hidden(self, outputs: list[TargetOutput], report: Progress) -> list[TargetOutput]:
-        taps = sorted({tap for drafter in self._engine.drafters.values() for tap in drafter.taps})
+        taps = self._engine.taps()
         if not taps:
             return outputs
         read = []
@@ -297,31 +324,57 @@ class _RouteAdvisor:
         self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...], length: int
     ) -> Candidate:
         decodings = self._simulate(outputs, SpecConfig(drafters, length), self._planned)
-        reading = prefill_ms(outputs) * len(outputs)
-        plain, fast = _ms(self._plain), _ms(decodings)
         sources: dict[str, int] = {}
         for decoding in decodings:
             for name, count in decoding.by_source.items():
                 sources[name] = sources.get(name, 0) + count
-        rates = self._intervals([one.conversation for one in outputs], decodings)
-        return Candidate(drafters, length, *rates, (reading + plain) / (reading + fast), sources)
+        reading = prefill_ms(outputs)
+        figures = [
+            (d.tokens, d.passes, plain.ms, d.ms, reading + plain.ms, reading + d.ms)
+            for d, plain in zip(decodings, self._plain, strict=True)
+        ]
+        return Candidate(drafters, length, *self._intervals(outputs, figures), sources)
+
+    def _training_gain(self, outputs: Sequence[TargetOutput], best: Candidate) -> TrainingGain | None:
+        fitted, planned = self._engine.fitted, self._planned
+        if fitted is None:
+            return None
+        unseen = [one for one in outputs if one.tokenized.request.opening not in fitted.seen]
+        if not unseen:
+            return None
+        busy, drafters = _with_copies(unseen, planned), (*FREE_LISTS[0], fitted.drafter.name)
+        plain = self._simulate(busy, PLAIN, planned)
+        without = self._simulate(busy, SpecConfig(best.drafters, best.max_draft), planned)
+        fast = self._simulate(busy, SpecConfig(drafters, DEFAULT_LENGTH), planned, fitted=True)
+        figures = [
+            (d.tokens, d.passes, p.ms, d.ms, w.ms, d.ms) for d, p, w in zip(fast, plain, without, strict=True)
+        ]
+        conversations = len({one.conversation for one in unseen})
+        return TrainingGain(len(unseen), conversations, *self._intervals(busy, figures))
 
     def _simulate(
-        self, outputs: Sequence[TargetOutput], spec: SpecConfig, concurrency: int = 1, fixed: bool = False
+        self,
+        outputs: Sequence[TargetOutput],
+        spec: SpecConfig,
+        concurrency: int = 1,
+        fixed: bool = False,
+        fitted: bool = False,
     ) -> list[Decoding]:
-        return self._simulation(spec, concurrency, fixed).run([one.recorded for one in outputs])
-
-    def _simulation(self, spec: SpecConfig, concurrency: int = 1, fixed: bool = False) -> Simulation:
+        """fitted: with the fitted drafter in place of one of its kind."""
         engine = self._engine
-        return Simulation(
+        drafters = {**model_free(), **engine.drafters}
+        if fitted and engine.fitted is not None:
+            drafters[engine.fitted.drafter.name] = engine.fitted.drafter
+        simulation = Simulation(
             spec,
             engine.llm.target,
-            {**model_free(), **engine.drafters},
+            drafters,
             (engine.fixed if fixed else engine.controller)(),
             self._times,
             host_factor=self._host_factor,
             concurrency=concurrency,
         )
+        return simulation.run([one.recorded for one in outputs])
 
     def _time_host(self, outputs: Sequence[TargetOutput]) -> None:
         """What everything but the target takes between two passes, and not in a replay of the same answers.
@@ -337,13 +390,14 @@ class _RouteAdvisor:
         left = host_ms(written) - self._host_factor * median(d.host_ms for d in replayed)
         self._times = replace(self._times, beside_ms=max(0.0, left))
 
-    def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
-        """Tokens per pass and speed-up."""
-        figures = [
-            (d.tokens, d.passes, plain.ms, d.ms) for d, plain in zip(decodings, self._plain, strict=True)
-        ]
-        rate, speedup = ratios(groups, figures, self._config.seed, self._config.resamples)
-        return rate, speedup
+    def _intervals(
+        self,
+        outputs: Sequence[TargetOutput],
+        figures: Sequence[tuple[float, float, float, float, float, float]],
+    ) -> tuple[Interval, Interval, Interval]:
+        groups = [one.conversation for one in outputs]
+        first, second, third = ratios(groups, figures, self._config.seed, self._config.resamples)
+        return first, second, third
 
     def _lengths(self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...]) -> list[LengthPoint]:
         points, some = [LengthPoint(0, 1.0, 1.0)], outputs[:CURVE_OUTPUTS]
@@ -445,7 +499,7 @@ def _gains(
     reading_ms: float,
     decoding_ms: float,
 ) -> tuple[bool, str]:
-    speedup, turns = best.speedup.value, best.turn_speedup
+    speedup, turns = best.speedup.value, best.turn_speedup.value
     single = LoadPoint(1, speedup, best.tokens_per_pass.value)
     alone = next((point for point in loads if point.concurrency == 1), single)
     share = reading_ms / max(1e-9, reading_ms + decoding_ms)

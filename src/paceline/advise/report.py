@@ -22,7 +22,10 @@ NOT_REPLAYED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A drafter fitted for a few minutes on part of the traffic, measured on the rest: alone, greedy."""
+    """A drafter fitted for a few minutes on part of the traffic, measured on the rest: alone, greedy.
+
+    Routes have what it adds to their lists.
+    """
 
     kind: str
     minutes: float
@@ -127,7 +130,11 @@ def _summary_chart(routes: Sequence[RouteAdvice]) -> Chart:
         [one.best.speedup.value for one in routes],
         [(one.best.speedup.low, one.best.speedup.high) for one in routes],
     )
-    turns = Series("whole turns", [one.best.turn_speedup for one in routes])
+    turns = Series(
+        "whole turns",
+        [one.best.turn_speedup.value for one in routes],
+        [(one.best.turn_speedup.low, one.best.turn_speedup.high) for one in routes],
+    )
     room = int((WIDTH - LEFT - RIGHT) / len(routes) / LETTER)  # letters under a pair of bars
     names = [one.route if len(one.route) <= room else f"{one.route[: max(1, room - 1)]}…" for one in routes]
     return Chart("Expected speed-up", "", "times plain", names, (decoding, turns), bars=True, level=1.0)

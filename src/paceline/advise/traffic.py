@@ -52,6 +52,11 @@ class TracedRequest:
         return float(self.body.get("temperature") or 0.0)
 
     @property
+    def opening(self) -> str:
+        """The user's first message: all turns of a conversation share it."""
+        return opening_of(self.body)
+
+    @property
     def tools(self) -> tuple[str, ...]:
         """The names of the offered tools."""
         offered = (tool.get("function", tool) for tool in self.body.get("tools") or ())
@@ -182,7 +187,7 @@ def _traced(record: Mapping[str, Any], route: str, classify: Classify) -> Traced
     return TracedRequest(
         id=str(record["id"]),
         route=recorded or route or classify(body),
-        conversation=_opening(body),
+        conversation=opening_of(body),
         body=body,
         endpoint=str(record.get("endpoint") or CHAT),
         model=str(record.get("model") or ""),
@@ -202,7 +207,7 @@ def _round(r: Mapping[str, Any], request: str) -> RoundRecord:
     return RoundRecord(**{**known, "request": request})
 
 
-def _opening(body: Mapping[str, Any]) -> str:
+def opening_of(body: Mapping[str, Any]) -> str:
     """The user's first message: all turns of a conversation share it."""
     messages = body.get("messages")
     if messages is None:

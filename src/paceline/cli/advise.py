@@ -2,11 +2,12 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -17,9 +18,12 @@ from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_wri
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
+    from paceline.advise.advice import FittedDrafter, TrainingGain
     from paceline.advise.report import Advice, Training
     from paceline.advise.traffic import Traffic
     from paceline.llm import LLM
+
+HELD_OUT: Final = 0.3  # of the conversations, that a drafter is not fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class TrafficOptions:
     store: Annotated[
         str | None, typer.Option(help="A trace store: a file, or postgresql://...; instead of --traces.")
     ] = None
+
+    @property
+    def sources(self) -> tuple[str | Path, ...]:
+        return tuple(self.traces or ()) or (str(self.store),)
 
     def read(self) -> "Traffic":
         from paceline.advise.traffic import from_files, from_store
@@ -106,7 +114,8 @@ def advise(
     """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
     reports.check()
     existing = _existing(reports.routes)
-    advice = _advice(traffic, effort, drafter, engine)
+    with TemporaryDirectory() as folder:
+        advice = _advice(traffic, effort, drafter, engine, Path(folder, "fit"))
     if reports.html is not None:
         from paceline.advise.report import html
 
@@ -137,8 +146,13 @@ def _existing(path: Path | None) -> Mapping[str, Any] | None:
 
 
 def _advice(
-    traffic: TrafficOptions, effort: EffortOptions, drafter: CandidateOptions, engine: EngineOptions
+    traffic: TrafficOptions,
+    effort: EffortOptions,
+    drafter: CandidateOptions,
+    engine: EngineOptions,
+    folder: Path,
 ) -> "Advice":
+    """folder: for a drafter that is fitted and not kept."""
     from paceline.advise.advice import AdviceConfig, Engine, advise_routes
     from paceline.advise.memory_estimate import memory_estimate
     from paceline.advise.report import Advice, cost_table
@@ -152,7 +166,7 @@ def _advice(
     recorded = traffic.read()
     limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
     config = AdviceConfig(effort.requests, effort.concurrency, effort.seed, limits=limits)
-    training = _fitted(traffic, effort)
+    training = _fitted(traffic, effort, folder)
     llm = LLM(
         traffic.target,
         draft_model=drafter.draft_model,
@@ -164,7 +178,8 @@ def _advice(
         raise SettingError("cache_mb", engine.cache_mb, "more: no pass could be measured in so little")
     cost, quiet = confirmed_cost_table(llm.target, llm.cost)
     weighty = {name: made for name, made in llm.drafters.items() if name not in model_free()}
-    advisor = Engine(llm, lambda: Rate(cost), Fixed, cost, classify, weighty)
+    fitted = None if training is None else _fitted_drafter(llm, traffic, folder, engine)
+    advisor = Engine(llm, lambda: Rate(cost), Fixed, cost, classify, weighty, fitted)
     routes = advise_routes(advisor, recorded, config, _show_progress)
     bill = memory_estimate(
         llm.target,
@@ -237,7 +252,7 @@ def _free(described: str) -> int | None:
     return available_memory()
 
 
-def _fitted(traffic: TrafficOptions, effort: EffortOptions) -> "Training | None":
+def _fitted(traffic: TrafficOptions, effort: EffortOptions, folder: Path) -> "Training | None":
     """A drafter of kind block, which continues one that fits the model if there is one."""
     if not effort.fit_minutes:
         return None
@@ -249,26 +264,18 @@ def _fitted(traffic: TrafficOptions, effort: EffortOptions) -> "Training | None"
     from paceline.train.recipe import TrainConfig
 
     start = next((name for name in _fitting_heads(traffic.target)), None)
-    sources = tuple(traffic.traces or ()) or (str(traffic.store),)
     answers = AnswersConfig(
         max_prompt=1536,
         max_prompts=4 * effort.requests,
-        held_out=0.3,
+        held_out=HELD_OUT,
         rollout=Rollout(max_new=effort.max_tokens),
     )
     schedule = TrainConfig(
         minutes=effort.fit_minutes, seed=effort.seed, tokens_per_batch=2048, anchors=32, eval_steps=1000
     )
-    with TemporaryDirectory() as folder:
-        job = TrainJob(
-            traffic.target,
-            sources,
-            Path(folder, "fit"),
-            drafter_path(start) if start else None,
-            answers,
-            schedule,
-        )
-        card = run(job, lambda p: _show_progress(f"fit: {p.stage}", int(p.done), int(p.total)))
+    begin = drafter_path(start) if start else None
+    job = TrainJob(traffic.target, traffic.sources, folder, begin, answers, schedule)
+    card = run(job, lambda p: _show_progress(f"fit: {p.stage}", int(p.done), int(p.total)))
     before = card.data.get("before")
     return Training(
         card.kind,
@@ -278,6 +285,24 @@ def _fitted(traffic: TrafficOptions, effort: EffortOptions) -> "Training | None"
         card.tokens_per_pass[-1] if card.tokens_per_pass else 0.0,
         before["tokens_per_pass"][-1] if before else None,
     )
+
+
+def _fitted_drafter(
+    llm: "LLM", traffic: TrafficOptions, folder: Path, engine: EngineOptions
+) -> "FittedDrafter":
+    """On the backend that would serve it, with the conversations that it has seen."""
+    from paceline import hub
+    from paceline.advise.advice import FittedDrafter
+    from paceline.loading import find_heads, head_drafters, read_heads
+    from paceline.train.data.conversations import read
+    from paceline.train.data.held_out import held_out
+
+    stored = read_heads(find_heads(folder), hub.resolve(traffic.target))
+    (drafter,) = head_drafters(llm.target, stored, engine.config())
+    recorded = list(read(traffic.sources, Counter()))
+    kept_back = held_out(recorded, HELD_OUT)
+    seen = frozenset(one.opening for one, out in zip(recorded, kept_back, strict=True) if not out)
+    return FittedDrafter(drafter, seen)
 
 
 def _show_progress(what: str, done: int, total: int) -> None:
@@ -306,7 +331,7 @@ def _print(advice: "Advice") -> None:
             one.decision,
             f"{rate.value:.2f} ({rate.low:.2f} to {rate.high:.2f})",
             f"{one.best.speedup.value:.2f} x",
-            f"{one.best.turn_speedup:.2f} x",
+            f"{one.best.turn_speedup.value:.2f} x",
             ", ".join(one.best.drafters) if one.enabled else "",
             str(one.best.max_draft) if one.enabled else "",
         )
@@ -316,6 +341,8 @@ def _print(advice: "Advice") -> None:
         if one.decision == "too little data":
             sample = f"{counted(one.outputs, 'output')} of {counted(one.replayed, 'conversation')}"
             out.print(f"  from {sample}: give it more traffic, --requests and --minutes", markup=False)
+        if one.training is not None:
+            out.print(f"  {_training_gain(one.training)}", markup=False)
     out.print(f"{NOT_REPLAYED[0].upper()}{NOT_REPLAYED[1:]}.", markup=False)
     if advice.busy:
         out.print(
@@ -328,6 +355,18 @@ def _print(advice: "Advice") -> None:
         gain = f"{fit.tokens_per_pass:.2f} tokens per pass{before}"
         out.print(f"A drafter fitted for {fit.minutes:g} minutes: {gain}.")
     _print_flags(out, list(advice.flags.items()))
+
+
+def _training_gain(found: "TrainingGain") -> str:
+    from paceline.advise.report import counted
+
+    speedup, gain = found.speedup, found.gain
+    sample = f"{counted(found.outputs, 'output')} of {counted(found.conversations, 'conversation')}"
+    return (
+        f"with a drafter fitted on part of it, decoding is {speedup.value:.2f} x plain and "
+        f"{gain.value:.2f} x ({gain.low:.2f} to {gain.high:.2f}) the best list, "
+        f"on {sample} that it was not fitted on"
+    )
 
 
 def _print_flags(out: Console, flags: Sequence[tuple[str, Mapping[str, str]]]) -> None:

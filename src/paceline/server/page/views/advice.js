@@ -46,12 +46,12 @@ function config(text, name, title, api) {
 
 function route(one, flags, api, charts) {
   const { best, workload: w } = one;
-  const [rate, rates] = between(best.tokens_per_pass), [gain, gains] = between(best.speedup);
+  const [rate, rates] = between(best.tokens_per_pass), [gain, gains] = between(best.speedup), [turn, turns] = between(best.turn_speedup);
   const byLength = h("div"), byLoad = h("div");
   const section = panel(one.route, h("div", {},
     h("p", { class: "verdict-line" }, h("span", { class: `badge ${TONES[one.decision] ?? ""}`, text: one.decision }), h("span", { text: one.reason })),
     h("dl", { class: "tiles" },
-      tile("Tokens per pass", rate, rates), tile("Decoding", `${gain} ×`, gains), tile("Whole turns", times(best.turn_speedup), "reading included"),
+      tile("Tokens per pass", rate, rates), tile("Decoding", `${gain} ×`, gains), tile("Whole turns", `${turn} ×`, `${turns}, reading included`),
       tile("At once", number(one.concurrency), w.concurrency ? `${number(w.concurrency, 1)} recorded` : "not recorded")),
     one.config && config(one.config, `Settings of ${one.route}`, "Copy this route", api),
     h("div", { class: "grid charts" },
@@ -65,6 +65,7 @@ function route(one, flags, api, charts) {
       ["JSON in answers", share(w.json_share)], ["repeated in answers", share(w.repetition)], ["prompt seen before", share(w.prefix_overlap)], ["temperature", number(w.temperature, 2)],
       ["a turn, plain", `${seconds(one.prefill_ms / 1000)} until its first token, ${seconds(one.decode_ms / 1000)} after it`],
       ["replayed", `${number(one.outputs)} outputs of ${number(one.replayed)} conversations`],
+      ...(one.training ? [["with a fitted drafter", `${times(one.training.gain.value)} the best list, ${between(one.training.gain)[1]}, on ${number(one.training.conversations)} other conversations`]] : []),
     ].map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value })]))),
     flags && h("details", {}, h("summary", { text: "Settings for other engines" }), Object.entries(flags).filter(([, text]) => text).map(([engine, text]) =>
       h("div", { class: "engine" }, h("h3", { text: engine }), config(text, `Settings of ${one.route} for ${engine}`, "Copy", api))))));
@@ -82,7 +83,7 @@ function candidates(one) {
     h("thead", {}, h("tr", {}, h("th", { text: "drafters" }), ["length", "tokens per pass", "decoding", "whole turns"].map((text) => h("th", { class: "n", text })), h("th", { text: "accepted" }))),
     h("tbody", {}, one.candidates.map((c) => h("tr", { class: same(c, one.best) ? "best" : "" },
       h("td", {}, h("span", { class: "row tight" }, c.drafters.map((name) => h("span", { class: `swatch s-${name}`, text: name })))),
-      h("td", { class: "n", text: number(c.max_draft) }), h("td", { class: "n", text: number(c.tokens_per_pass.value, 2) }), h("td", { class: "n", text: times(c.speedup.value) }), h("td", { class: "n", text: times(c.turn_speedup) }),
+      h("td", { class: "n", text: number(c.max_draft) }), h("td", { class: "n", text: number(c.tokens_per_pass.value, 2) }), h("td", { class: "n", text: times(c.speedup.value) }), h("td", { class: "n", text: times(c.turn_speedup.value) }),
       h("td", { text: Object.entries(c.accepted_by_source).map(([name, count]) => `${name} ${number(count)}`).join(", ") }))))));
 }
 
