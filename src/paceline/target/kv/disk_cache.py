@@ -41,7 +41,7 @@ from paceline.target.kv.page_file import (
 )
 from paceline.types import DiskCacheStats
 
-QUEUE_BYTES: Final = 64 * 2**20  # pages that wait to be written
+QUEUE_BYTES: Final = 128 * 2**20  # pages that wait to be written
 PAUSE_S: Final = 0.5  # without a new page, until those that wait are written
 BEGIN_SHARE: Final = 0.75  # of the queue: they are written at once
 MIN_ROWS: Final = 8  # of a page that is not a whole block: fewer are computed as fast
