@@ -244,26 +244,19 @@ def when_not() -> Lines:
 
 
 def under_load(result: Result) -> Lines:
-    """Of a controller alone, not of one with a trained drafter: decoding with as many as were tried."""
-    rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] <= UNDER_LOAD]
+    """Of a controller alone, not of one with a trained drafter: decoding, where passes are full."""
+    rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] == UNDER_LOAD]
     if not rows or any(row["against_untrained"] for row in rows):
         return []
-    load = max(row["load"] for row in rows)
-    shown, even = [], []
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        gains = [
-            row["against_plain"]["adaptive"]["median"]
-            for row in rows
-            if (row["workload"], row["load"]) == (workload, load)
-        ]
-        if not gains:
-            continue
-        shown.append(f"{min(gains):.2f} to {max(gains):.2f} on {WORKLOADS[workload]}")
-        even += [WORKLOADS[workload]] if max(gains) < NOTHING_GAINED else []
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        gains.setdefault(WORKLOADS[row["workload"]], []).append(row["against_plain"]["adaptive"]["median"])
+    shown = [f"{min(found):.2f} to {max(found):.2f} on {workload}" for workload, found in gains.items()]
+    even = [workload for workload, found in gains.items() if max(found) < NOTHING_GAINED]
     advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
     return [
-        f"- **{load} answers at once** ({result['machine']['model']}), times the tokens/s of plain decoding "
-        f"with the default list: {', '.join(shown)}. The fuller a pass, the less is drafted."
+        f"- **{UNDER_LOAD} answers at once** ({result['machine']['model']}), times the tokens/s of plain "
+        f"decoding with the default list: {', '.join(shown)}. The fuller a pass, the less is drafted."
         f"{advice}"
     ]
 

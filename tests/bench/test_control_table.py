@@ -125,7 +125,7 @@ def result(command: str, *cases: Case, drafters: str = "suffix") -> dict[str, An
 
 def test_rows_that_were_not_measured_again_stay_with_the_command_of_their_run() -> None:
     """A run of one workload or load adds to what is stored; its own rows replace those of before."""
-    agents, chat, wrong = Case("agents", 0.0, 4), Case("chat", 0.0, 4), Case(WRONG, 1.5, 32)
+    agents, chat, wrong = Case("agents", 0.0, 16), Case("chat", 0.0, 4), Case(WRONG, 1.5, 16)
     once = merged(result("first", agents, chat), result("second", wrong, chat))
     assert [(r["workload"], "run" in r) for r in once["rows"]] == [
         ("agents", True),
@@ -134,8 +134,8 @@ def test_rows_that_were_not_measured_again_stay_with_the_command_of_their_run() 
     ]
     twice = merged(once, result("third", chat))
     shown = numbers.under_load({**twice, "machine": {**twice["machine"], "model": "a model"}})
-    assert "4 answers at once" in shown[0]  # by the loads of agents and chats, not that of a bad case
-    assert "1.32 to 1.32 on agents' turns" in shown[0]
+    assert "16 answers at once" in shown[0]
+    assert "1.32 to 1.32 on agents' turns. The" in shown[0]  # not the bad case, nor the chats of a lower load
     assert [r.get("run", {}).get("command") for r in twice["rows"]] == ["first", None, "second"]
     assert earlier_runs(twice["rows"]) == [
         "Some rows: `first`, 2026-11-18, commit first.",
