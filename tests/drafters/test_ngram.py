@@ -63,7 +63,7 @@ def test_sequences_are_kept_apart_and_forgotten() -> None:
     drafter.end(one)
     drafter.end(other)
     drafter.end(other)
-    assert not drafter._seqs
+    assert not drafter._tokens
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 8), st.lists(st.integers(0, 3), max_size=3))

@@ -1,23 +1,39 @@
-"""Prompt lookup: the tokens that followed the latest occurrence of the last n tokens in this request."""
+"""Prompt lookup: the tokens that followed the latest occurrence of the last n tokens in this request.
+
+There is no index: comparing all tokens of a request takes microseconds, and building one takes milliseconds.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import SettingError
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
 DOUBT: Final = 0.9  # after m matching tokens, P(the next one matches) is (m / (m + DOUBT)) squared
-FEW: Final = 16  # new tokens that are indexed one by one
+ROOM: Final = 256  # tokens, at least, that an array has room for when it is made
 
 
-@dataclass(slots=True)
-class _Occurrences:
-    """The position right after the latest occurrence of each n-gram."""
+class _Tokens:
+    """The tokens of a sequence as an array that grows with it."""
 
-    positions: dict[tuple[int, ...], int] = field(default_factory=dict)
-    indexed: int = 0  # positions before this one are in it
+    __slots__ = ("_count", "_room")
+
+    def __init__(self) -> None:
+        self._room: NDArray[np.int32] = np.empty(0, np.int32)
+        self._count = 0
+
+    def of(self, seq: Seq) -> NDArray[np.int32]:
+        before, count = self._count, len(seq.tokens)
+        if count > len(self._room):
+            self._room = np.concatenate((self._room[:before], np.empty(count + ROOM, np.int32)))
+        if count > before:
+            self._room[before:count] = seq.tokens[before:]
+            self._count = count
+        return self._room[:count]
 
 
 class Ngram(Drafter):
@@ -27,48 +43,53 @@ class Ngram(Drafter):
     def __init__(self, sizes: Sequence[int] = (4, 3, 2)) -> None:
         if not sizes or min(sizes) < 1:
             raise SettingError("sizes", sizes, "one or more whole numbers above 0")
-        self.sizes = tuple(sorted(sizes, reverse=True))
-        self._seqs: dict[str, _Occurrences] = {}
+        self.sizes = tuple(sorted(sizes))
+        self._tokens: dict[str, _Tokens] = {}
 
     def begin(self, seq: Seq) -> None:
-        self._seqs[seq.id] = _Occurrences()
+        self._tokens[seq.id] = _Tokens()
 
     def prepare(self, seq: Seq) -> None:
-        self._catch_up(seq)
+        self._tokens_of(seq)
 
     def end(self, seq: Seq) -> None:
-        self._seqs.pop(seq.id, None)
+        self._tokens.pop(seq.id, None)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
 
     def _draft(self, ask: Ask) -> Draft:
-        positions = self._catch_up(ask.seq)
-        tail = (*ask.seq.tokens[-self.sizes[0] :], *ask.after)
-        for n in self.sizes:
-            if len(tail) >= n and (position := positions.get(tail[-n:])) is not None:
-                return Draft(_copy(ask, position), None, (self.name,) * ask.budget, _chances(n, ask.budget))
-        return NO_DRAFT
+        tail = (*ask.seq.tokens[-self.sizes[-1] :], *ask.after)
+        matching, position = latest(self._tokens_of(ask.seq), tail, self.sizes)
+        if not matching:
+            return NO_DRAFT
+        return Draft(_copy(ask, position), None, (self.name,) * ask.budget, _chances(matching, ask.budget))
 
-    def _catch_up(self, seq: Seq) -> dict[tuple[int, ...], int]:
-        """A position is indexed once a token stands there, so the end of the text never matches itself."""
-        seen = self._seqs.get(seq.id) or self._seqs.setdefault(seq.id, _Occurrences())
-        first, end, positions = seen.indexed, len(seq.tokens), seen.positions
-        seen.indexed = end
-        if end - first > FEW:
-            self._add_many(positions, seq.tokens, first)
-            return positions
-        for n in self.sizes:
-            for position in range(first if first > n else n, end):
-                positions[tuple(seq.tokens[position - n : position])] = position
-        return positions
+    def _tokens_of(self, seq: Seq) -> NDArray[np.int32]:
+        return (self._tokens.get(seq.id) or self._tokens.setdefault(seq.id, _Tokens())).of(seq)
 
-    def _add_many(self, positions: dict[tuple[int, ...], int], tokens: list[int], indexed: int) -> None:
-        for n in self.sizes:
-            first = max(indexed, n)
-            recent = tokens[first - n :]
-            runs = zip(*(recent[i:] for i in range(n)), strict=False)
-            positions.update(zip(runs, range(first, len(tokens)), strict=False))
+
+def latest(tokens: NDArray[np.int32], tail: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
+    """The longest n for which the last n of `tail` occur before the last token, and where the latest ends.
+
+    sizes: those of n, ascending. (0, 0): none occurs. An occurrence ends where a token stands, so the end of
+    the text never matches itself.
+    """
+    found, matched, positions = (0, 0), 0, None
+    for n in sizes:
+        if len(tail) < n or len(tokens) <= n:
+            break
+        for back in range(matched + 1, n + 1):
+            token = tail[-back]
+            if positions is None:
+                positions = np.flatnonzero(tokens[:-1] == token) + 1
+            else:
+                positions = positions[positions >= back]
+                positions = positions[tokens[positions - back] == token]
+        if positions is None or not len(positions):
+            break
+        found, matched = (n, int(positions[-1])), n
+    return found
 
 
 @lru_cache(maxsize=256)
