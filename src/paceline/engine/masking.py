@@ -66,10 +66,14 @@ class Masking:
         job = self._jobs[seq_id]
         if self._deadline is None:
             self._deadline = monotonic() + LATE_S
-        if not job.late.is_set() and not wait([job.future], max(0.0, self._deadline - monotonic())).done:
+        if not (job.late.is_set() or job.future.done() or self._in_time(job.future)):
             self._hold(seq_id, job)
             self._deadline = monotonic() + LATE_S
         return None if job.late.is_set() else job.future.result()
+
+    def _in_time(self, future: "Future[Masks]") -> bool:
+        assert self._deadline is not None
+        return bool(wait([future], max(0.0, self._deadline - monotonic())).done)
 
     def rows(self, seq_id: str, count: int) -> Masks:
         """The same for a target that chooses tokens itself: where they are late, any token will do."""

@@ -29,6 +29,7 @@ from paceline.heads.local_heads import SHIPPED
 from paceline.heads.runner import AnchorContext, BlockRunner, CacheRows, ChainStart, TapInput, TorchBlock
 from paceline.sampling import CHOICE, History, chooser, noise_key
 from paceline.target.cuda.arguments import THREADS, Linear
+from paceline.target.cuda.batch import pass_groups
 from paceline.target.cuda.block_head import CudaBlock
 from paceline.target.cuda.driver import GpuLauncher
 from paceline.target.cuda.graphs import defines, packed_shared_bytes, packed_tiling
@@ -296,7 +297,9 @@ def test_packed_products_are_those_of_float64(name: str) -> None:
 def test_bits_do_not_depend_on_dependent_launch(wide: CudaTarget) -> None:
     device = torch.device("cuda")
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    launcher = GpuLauncher(device, defines(wide.shape, processors), pdl=False)
+    launcher = GpuLauncher(
+        device, defines(wide.shape, processors, groups=pass_groups(CONFIG.max_batch)), pdl=False
+    )
     plain = CudaTarget(random_model(4, 4096, 32, 8, 128, 14336, 32000), CONFIG, launcher)
     tokens = some_tokens(350, 3, wide.vocab_size)
     rows = []
