@@ -118,6 +118,24 @@ def test_nothing_is_drafted_for_a_first_token_and_all_the_more_for_the_second() 
     assert rate.budget("d", new, 8) == 8
 
 
+def test_passes_that_give_first_tokens_do_not_make_plain_ones_look_slow() -> None:
+    """Sixteen answers at once begin, time and again; between, all passes are drafted ones."""
+    rate, us = Rate(lambda rows, context: 9 + rows), 100
+
+    def learn(seqs: list[Seq], nodes: int, took: int) -> None:
+        rate.plan(seqs, len(seqs))
+        one = Round(
+            seqs[0].id, 40, LIST, sure(*[0.5] * nodes), (), (5,), 8, len(seqs), len(seqs) + nodes, 0, took
+        )
+        rate.learn([one, *(replace(one, request=s.id, draft=NO_DRAFT) for s in seqs[1:])])
+
+    for lap in range(20):
+        learn([at_first(f"{lap} {i}") for i in range(16)], 0, 300 * us)
+        for nodes in range(20, 40):
+            learn([seq(f"{lap} {i}") for i in range(16)], nodes, (25 + nodes) * us)
+    assert rate.cost(16, 40) == pytest.approx(25 * us, rel=0.2)
+
+
 def test_plain_decoding_is_never_planned_for() -> None:
     assert priced(0.0).plan([seq(max_draft=0), seq("t", ())], 2) == [0, 0]
 

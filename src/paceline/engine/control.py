@@ -155,6 +155,7 @@ class Rate(Controller, DraftPolicy):
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._reads: dict[str, ReadShare] = {}  # by drafter
         self._after_prompt = False  # a prompt was in the last pass
+        self._awaited: set[str] = set()  # sequences whose first token is still to be learned from
         self._passes = self._users = 0  # planned so far; sequences in them, of late
         self._share = 1.0  # of EXPLORED that is a sequence's: others of the route explore for it too
 
@@ -177,6 +178,7 @@ class Rate(Controller, DraftPolicy):
                 context = length
             if length == seq.prompt_len:
                 first += 1
+                self._awaited.add(seq.id)
         users, rows_us = len(seqs) + waiting, cost(rows, context)
         users_us = rows_us if users == rows else cost(users, context)
         self._us_price = self.estimates.speedup * users / users_us
@@ -471,7 +473,8 @@ class Rate(Controller, DraftPolicy):
         decoding = first.rows == count + nodes  # no prompt is in the pass
         alone_us = 0.0  # of the pass without drafts
         if decoding:
-            cost.learn(first.rows, first.target_us, context)
+            if not self._gave_first(rounds):
+                cost.learn(first.rows, first.target_us, context)
             alone_us = cost(count, context)
             self._learn_speed(first, tokens / count * alone_us)
         after_prompt, self._after_prompt = self._after_prompt, not decoding
@@ -493,6 +496,14 @@ class Rate(Controller, DraftPolicy):
                     self._learn_text(text, r, ask_us, token_price, node_price)
         explored = self._explored + EXPLORED * tokens * min(1.0, len(self._texts) / count)
         self._explored = explored if explored < MAX_EXPLORED / 2 else MAX_EXPLORED / 2
+
+    def _gave_first(self, rounds: Sequence[Round]) -> bool:
+        """True for a pass with a first token: its time holds what happens once, such as the first masks."""
+        if not self._awaited:
+            return False
+        begun = self._awaited.intersection([r.request for r in rounds if r.tokens])
+        self._awaited -= begun
+        return bool(begun)
 
     def _learn_text(
         self,
@@ -692,6 +703,7 @@ class Rate(Controller, DraftPolicy):
 
     def end(self, seq: Seq) -> None:
         self._texts.pop(seq.id, None)
+        self._awaited.discard(seq.id)
 
     def forget(self, drafter: str) -> None:
         self.estimates.forget(drafter)
