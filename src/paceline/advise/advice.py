@@ -26,6 +26,7 @@ from paceline.advise.target_outputs import (
     host_ms,
     prefill_ms,
     prompt_row_ms,
+    reading_times,
     target_outputs,
     with_hidden,
 )
@@ -328,10 +329,9 @@ class _RouteAdvisor:
         for decoding in decodings:
             for name, count in decoding.by_source.items():
                 sources[name] = sources.get(name, 0) + count
-        reading = prefill_ms(outputs)
         figures = [
             (d.tokens, d.passes, plain.ms, d.ms, reading + plain.ms, reading + d.ms)
-            for d, plain in zip(decodings, self._plain, strict=True)
+            for d, plain, reading in zip(decodings, self._plain, reading_times(outputs), strict=True)
         ]
         return Candidate(drafters, length, *self._intervals(outputs, figures), sources)
 
