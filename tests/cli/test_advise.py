@@ -1,5 +1,7 @@
 """paceline advise: its options. tests/advise has the rest."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +10,9 @@ import pytest
 
 from paceline.advise.advice import TrainingGain
 from paceline.cli import main
-from paceline.cli.advise import EffortOptions, TrafficOptions, _fitted
+from paceline.cli.advise import HELD_OUT, EffortOptions, TrafficOptions, _fitted, _fitted_drafter
+from paceline.cli.options import EngineOptions
+from paceline.train.data.held_out import is_held_out
 from support.advice import advised, an_advice, around
 
 
@@ -101,3 +105,49 @@ def test_a_fit_is_bounded_in_time_and_measured_on_other_conversations(
     assert job.answers.max_prompts == 40
     assert job.answers.held_out > 0
     assert job.folder == folder
+
+
+def test_the_fitted_drafter_is_removed_with_its_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def advice(*options: Any) -> Any:
+        folders.append(options[-1])
+        (options[-1] / "weights").mkdir(parents=True)
+        return an_advice(advised())
+
+    monkeypatch.setattr("paceline.cli.advise._advice", advice)
+    with pytest.raises(SystemExit) as end:
+        main(["advise", "--target", "any", "--traces", "a.jsonl"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out
+    (folder,) = folders
+    assert not folder.parent.exists()
+
+
+def talk(opening: str) -> Mapping[str, Any]:
+    words = (("user", opening), ("assistant", "yes"))
+    return {"messages": [{"role": role, "content": text} for role, text in words]}
+
+
+def test_a_fitted_drafter_comes_with_the_conversations_that_it_has_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requests of the traffic are told apart as in training; a system text alone is one of a group."""
+    group = next(name for name in "abcdefgh" if not is_held_out(name, HELD_OUT))
+    alone = {"messages": [{"role": role, "content": "Hi."} for role in ("system", "assistant")]}
+    records = [*(talk(f"word {i}") for i in range(40)), alone | {"group": group}]
+    file, made = tmp_path / "a.jsonl", object()
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    monkeypatch.setattr("paceline.hub.resolve", lambda name: Path(name))
+    monkeypatch.setattr("paceline.loading.find_heads", lambda name: [name])
+    monkeypatch.setattr("paceline.loading.read_heads", lambda heads, model: heads)
+    monkeypatch.setattr("paceline.loading.head_drafters", lambda target, heads, config: [(made, heads)])
+    traffic, llm = TrafficOptions("any", traces=[file]), SimpleNamespace(target=None)
+    fitted: Any = _fitted_drafter(llm, traffic, tmp_path / "fit", EngineOptions())  # type: ignore[arg-type]
+    assert fitted.drafter == (made, [tmp_path / "fit"])
+    unseen = {r.opening for r in traffic.read().requests if r.opening not in fitted.seen}
+    kept_back = {f"word {i}" for i in range(40) if is_held_out(f"word {i}", HELD_OUT)}
+    assert 5 < len(kept_back) < 25
+    assert unseen == kept_back
