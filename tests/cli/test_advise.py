@@ -46,10 +46,17 @@ def test_a_report_that_cannot_be_written_is_found_before_any_time_is_spent(
     assert "is a folder" in failure(capsys, "--traces", "a.jsonl", "--html", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("conversations", "sample"),
+    [
+        (6, "6 conversations that it was not fitted on"),
+        (1, "1 conversation that it was not fitted on: too few for intervals to mean much"),
+    ],
+)
 def test_a_route_says_what_training_would_bring(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, conversations: int, sample: str
 ) -> None:
-    gain = TrainingGain(12, 6, around(3.0), around(2.5), around(1.3))
+    gain = TrainingGain(12, conversations, around(3.0), around(2.5), around(1.3))
     advice = an_advice(advised("agents", training=gain), advised("chats"))
     monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: advice)
     with pytest.raises(SystemExit):
@@ -59,7 +66,7 @@ def test_a_route_says_what_training_would_bring(
     assert lines[found - 1].startswith("agents: ")
     assert lines[found] == (
         "  with a drafter fitted on part of it, decoding is 2.50 x plain and 1.30 x (1.26 to 1.34) the best "
-        "list, on 12 outputs of 6 conversations that it was not fitted on"
+        f"list, on 12 outputs of {sample}"
     )
 
 
