@@ -1,7 +1,7 @@
 """docs/numbers.md: questions about speed and their short answers, from the stored results."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -251,14 +251,19 @@ def under_load(result: Result) -> Lines:
     gains: dict[str, list[float]] = {}
     for row in rows:
         gains.setdefault(WORKLOADS[row["workload"]], []).append(row["against_plain"]["adaptive"]["median"])
-    shown = [f"{min(found):.2f} to {max(found):.2f} on {workload}" for workload, found in gains.items()]
+    shown = [f"{_range(found)} on {workload}" for workload, found in gains.items()]
     even = [workload for workload, found in gains.items() if max(found) < NOTHING_GAINED]
     advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
     return [
         f"- **{UNDER_LOAD} answers at once** ({result['machine']['model']}), times the tokens/s of plain "
-        f"decoding with the default list: {', '.join(shown)}. The fuller a pass, the less is drafted."
+        f"decoding with the default list: {', '.join(shown)}. The fuller a pass, the less drafts gain."
         f"{advice}"
     ]
+
+
+def _range(found: Sequence[float]) -> str:
+    low, high = f"{min(found):.2f}", f"{max(found):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _many_agents(result: Result) -> Lines:

@@ -17,6 +17,7 @@ from paceline.advise.target_outputs import (
     OutputLimits,
     TargetOutput,
     prompt_row_ms,
+    reading_times,
     target_outputs,
 )
 from paceline.advise.traffic import TracedRequest, Traffic, turns_before
@@ -27,6 +28,7 @@ from paceline.types import Ask, Draft, Drafter, Seq
 from support.servers import toy_chat_model
 
 LIMITS = OutputLimits(max_tokens=24)
+WORDS = ("one", "two", "three", "four", "five", "six")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,38 @@ def test_lists_of_drafters_are_compared_at_the_planned_load(
     assert (at[3].speedup, at[3].tokens_per_pass) == (one.best.speedup.value, one.best.tokens_per_pass.value)
 
 
+def test_intervals_of_whole_turns_show_how_reading_times_differ(model: Path) -> None:
+    """Six texts are drafted alike; half of them took long to be read, so that their turns gain little."""
+    llm = toy(model)
+    requests = [
+        TracedRequest(
+            word,
+            "chat",
+            word,
+            {"messages": [{"role": "user", "content": word}]},
+            model=llm.name,
+            tenant=word,
+            output_ids=(40, 41, 42) * 8,
+            prefill_s=prefill_s,
+        )
+        for word, prefill_s in zip(WORDS, (0.0, 20.0) * 3, strict=True)
+    ]
+    curve = lambda rows, context: 50.0 + rows / 8  # noqa: E731
+    advisor = Advisor(llm, Fixed, Fixed, curve, lambda body: "chat")
+    (one,) = advise_routes(advisor, Traffic(tuple(requests)), AdviceConfig(limits=LIMITS))
+    decoding, turns = one.best.speedup, one.best.turn_speedup
+    assert decoding.value > 2
+    assert decoding.high - decoding.low < 0.05 * decoding.value
+    assert turns.low + 0.01 < turns.value < turns.high - 0.05
+
+
+def test_a_turn_that_was_not_timed_is_read_in_the_mean_time(model: Path) -> None:
+    (one,), _ = target_outputs(toy(model), turns(1), LIMITS)
+    timed = [replace(one, prefill_ms=ms) for ms in (10.0, None, 30.0)]
+    assert reading_times(timed) == [10, 20, 30]
+    assert reading_times([replace(one, prefill_ms=None)]) == [0]
+
+
 class Oracle(Drafter):
     """Drafts what was written, in conversations that it knows."""
 
@@ -149,6 +183,15 @@ class Oracle(Drafter):
         return self._texts.get(name, ())[len(seq.tokens) - seq.prompt_len :]
 
 
+def test_hidden_states_are_read_for_the_fitted_drafter_as_well(model: Path) -> None:
+    llm, fitted = toy(model), Oracle([])
+    fitted.taps = (1, 2)
+    curve = lambda rows, context: 50.0  # noqa: E731
+    advisor = Advisor(llm, Fixed, Fixed, curve, lambda body: "chat")
+    assert advisor.taps() == []
+    assert replace(advisor, fitted=FittedDrafter(fitted, frozenset())).taps() == [1, 2]
+
+
 def test_what_training_brings_is_measured_on_conversations_it_has_not_seen(model: Path) -> None:
     """No token of a text repeats an earlier one, so that only the fitted drafter has something to draft."""
     llm, random = toy(model), Random(0)
@@ -162,7 +205,7 @@ def test_what_training_brings_is_measured_on_conversations_it_has_not_seen(model
             tenant=word,
             output_ids=tuple(random.sample(range(40, 190), 24)),
         )
-        for word in ("one", "two", "three", "four", "five", "six")
+        for word in WORDS
     ]
 
     def gain(known: Sequence[TracedRequest], seen: Sequence[TracedRequest]) -> TrainingGain | None:

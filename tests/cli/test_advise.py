@@ -1,5 +1,7 @@
 """paceline advise: its options. tests/advise has the rest."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +10,9 @@ import pytest
 
 from paceline.advise.advice import TrainingGain
 from paceline.cli import main
-from paceline.cli.advise import EffortOptions, TrafficOptions, _fitted
+from paceline.cli.advise import HELD_OUT, EffortOptions, TrafficOptions, _fitted, _fitted_drafter
+from paceline.cli.options import EngineOptions
+from paceline.train.data.held_out import is_held_out
 from support.advice import advised, an_advice, around
 
 
@@ -42,10 +46,17 @@ def test_a_report_that_cannot_be_written_is_found_before_any_time_is_spent(
     assert "is a folder" in failure(capsys, "--traces", "a.jsonl", "--html", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("conversations", "sample"),
+    [
+        (6, "6 conversations that it was not fitted on"),
+        (1, "1 conversation that it was not fitted on: too few for intervals to mean much"),
+    ],
+)
 def test_a_route_says_what_training_would_bring(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, conversations: int, sample: str
 ) -> None:
-    gain = TrainingGain(12, 6, around(3.0), around(2.5), around(1.3))
+    gain = TrainingGain(12, conversations, around(3.0), around(2.5), around(1.3))
     advice = an_advice(advised("agents", training=gain), advised("chats"))
     monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: advice)
     with pytest.raises(SystemExit):
@@ -55,7 +66,7 @@ def test_a_route_says_what_training_would_bring(
     assert lines[found - 1].startswith("agents: ")
     assert lines[found] == (
         "  with a drafter fitted on part of it, decoding is 2.50 x plain and 1.30 x (1.26 to 1.34) the best "
-        "list, on 12 outputs of 6 conversations that it was not fitted on"
+        f"list, on 12 outputs of {sample}"
     )
 
 
@@ -101,3 +112,49 @@ def test_a_fit_is_bounded_in_time_and_measured_on_other_conversations(
     assert job.answers.max_prompts == 40
     assert job.answers.held_out > 0
     assert job.folder == folder
+
+
+def test_the_fitted_drafter_is_removed_with_its_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def advice(*options: Any) -> Any:
+        folders.append(options[-1])
+        (options[-1] / "weights").mkdir(parents=True)
+        return an_advice(advised())
+
+    monkeypatch.setattr("paceline.cli.advise._advice", advice)
+    with pytest.raises(SystemExit) as end:
+        main(["advise", "--target", "any", "--traces", "a.jsonl"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out
+    (folder,) = folders
+    assert not folder.parent.exists()
+
+
+def talk(opening: str) -> Mapping[str, Any]:
+    words = (("user", opening), ("assistant", "yes"))
+    return {"messages": [{"role": role, "content": text} for role, text in words]}
+
+
+def test_a_fitted_drafter_comes_with_the_conversations_that_it_has_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requests of the traffic are told apart as in training; a system text alone is one of a group."""
+    group = next(name for name in "abcdefgh" if not is_held_out(name, HELD_OUT))
+    alone = {"messages": [{"role": role, "content": "Hi."} for role in ("system", "assistant")]}
+    records = [*(talk(f"word {i}") for i in range(40)), alone | {"group": group}]
+    file, made = tmp_path / "a.jsonl", object()
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    monkeypatch.setattr("paceline.hub.resolve", lambda name: Path(name))
+    monkeypatch.setattr("paceline.loading.find_heads", lambda name: [name])
+    monkeypatch.setattr("paceline.loading.read_heads", lambda heads, model: heads)
+    monkeypatch.setattr("paceline.loading.head_drafters", lambda target, heads, config: [(made, heads)])
+    traffic, llm = TrafficOptions("any", traces=[file]), SimpleNamespace(target=None)
+    fitted: Any = _fitted_drafter(llm, traffic, tmp_path / "fit", EngineOptions())  # type: ignore[arg-type]
+    assert fitted.drafter == (made, [tmp_path / "fit"])
+    unseen = {r.opening for r in traffic.read().requests if r.opening not in fitted.seen}
+    kept_back = {f"word {i}" for i in range(40) if is_held_out(f"word {i}", HELD_OUT)}
+    assert 5 < len(kept_back) < 25
+    assert unseen == kept_back

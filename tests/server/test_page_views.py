@@ -183,10 +183,16 @@ def test_a_gate_report_opens_from_a_file(browser_page: Page, page_server: Runnin
 def test_a_file_of_another_kind_is_refused_with_a_sentence(
     browser_page: Page, page_server: Running, gate_file: Path, tmp_path: Path
 ) -> None:
-    page, text = browser_page, tmp_path / "text.json"
+    page, text, old = browser_page, tmp_path / "text.json", tmp_path / "old.json"
     text.write_text("no json")
+    old.write_text(json.dumps({"routes": [{"best": {"turn_speedup": 1.4}, "candidates": []}], "memory": {}}))
     page.goto(f"{page_server.url}/#/advice")
-    for file, words in ((gate_file, "is no report of advise"), (text, "is no JSON file")):
+    refused = (
+        (gate_file, "is no report of advise"),
+        (text, "is no JSON file"),
+        (old, "is a report of another version: make it anew"),
+    )
+    for file, words in refused:
         page.locator("input[type=file]").set_input_files(file)
         expect(page.get_by_role("alert")).to_contain_text(f"{file.name} {words}")
 

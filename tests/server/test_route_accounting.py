@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from paceline.advise.routes_file import routes_yaml
-from paceline.server.routes import Prediction
+from paceline.server.routes import Predicted, PredictedLoad
 from paceline.server.telemetry import route_accounting
 from paceline.server.telemetry.route_accounting import (
     LOG_EVERY_S,
@@ -47,6 +47,10 @@ def a_round(
         target_us=round(1000 * slowness * cost(rows, 100)),
         drafted=drafted,
     )
+
+
+def predicted(tokens_per_pass: float, speedup: float, **given: Any) -> Predicted:
+    return Predicted(tokens_per_pass=tokens_per_pass, speedup=speedup, **given)
 
 
 class Clock:
@@ -187,7 +191,7 @@ def test_the_log_compares_now_and_then_and_warns_of_a_wrong_prediction(
 ) -> None:
     clock = Clock()
     accounting = RouteAccounting(cost, clock)
-    accounting.predict({"a": Prediction(3.0, 2.1), "b": Prediction(5.0, 4.0)})
+    accounting.predict({"a": predicted(3.0, 2.1), "b": predicted(5.0, 4.0)})
     with caplog.at_level(logging.INFO, "paceline"):
         for _ in range(200):
             for route in "abc":
@@ -207,7 +211,7 @@ def test_the_log_compares_now_and_then_and_warns_of_a_wrong_prediction(
 
 def test_metrics_have_both_figures_of_each_route() -> None:
     metrics = some_metrics()
-    metrics.accounting.predict({"agents": Prediction(2.5, 1.5)})
+    metrics.accounting.predict({"agents": predicted(2.5, 1.5)})
     rounds = run(metrics)
     found = {
         (name, *sorted(dict(labels).values())): value
@@ -270,8 +274,9 @@ def test_a_routes_file_of_advise_is_accounted_for_everywhere(
 def test_the_prediction_for_the_nearest_load_is_compared(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     accounting = RouteAccounting(cost, clock)
-    alone = Prediction(3.0, 3 * 11 / 15.5, 1)
-    accounting.predict({"a": Prediction(2.0, 1.1, 4, (alone,)), "b": Prediction(2.0, 1.1, 16)})
+    alone = PredictedLoad(tokens_per_pass=3.0, speedup=3 * 11 / 15.5, concurrency=1)
+    of_a = predicted(2.0, 1.1, concurrency=4, loads=(alone,))
+    accounting.predict({"a": of_a, "b": predicted(2.0, 1.1, concurrency=16)})
     assert accounting.predictions()["a"].concurrency == 4  # planned, before there is any load
     for _ in range(300):
         accounting.add("a", a_round())
@@ -280,8 +285,8 @@ def test_the_prediction_for_the_nearest_load_is_compared(caplog: pytest.LogCaptu
     clock.now = LOG_EVERY_S
     with caplog.at_level(logging.INFO, "paceline"):
         accounting.add("a", a_round())
-    of_a, of_b = caplog.records
-    assert of_a.levelno == logging.INFO
-    assert "at once" not in of_a.getMessage()
-    assert of_b.levelno == logging.INFO
-    assert "predicted for 16 at once, measured with 1.0" in of_b.getMessage()
+    line_a, line_b = caplog.records
+    assert line_a.levelno == logging.INFO
+    assert "at once" not in line_a.getMessage()
+    assert line_b.levelno == logging.INFO
+    assert "predicted for 16 at once, measured with 1.0" in line_b.getMessage()

@@ -141,6 +141,16 @@ def test_some_route_is_always_found(globs: list[str], path: str) -> None:
         ("priority: high", "routes[1].priority: 'high' is not usable: expected a whole number"),
         ("remember: maybe", "expected true or false"),
         ("trace_txt: true", "unknown key 'trace_txt'; did you mean 'trace_text'?"),
+        (
+            "predicted: {tokens_per_pass: 2, speedup: 1, concurrency: 4, loads: "
+            "[{tokens_per_pass: 2, speedup: 1}]}",
+            "routes[1].predicted.loads[0]: concurrency is missing",
+        ),
+        (
+            "predicted: {tokens_per_pass: 2, speedup: 1, loads: "
+            "[{tokens_per_pass: 2, speedup: 1, concurrency: 4}]}",
+            "is not usable: expected `concurrency` beside `loads`: the outputs at once",
+        ),
         ("colour: red", "routes[1]: unknown key 'colour'. Known: name, match, enabled, drafters, "),
     ],
 )

@@ -15,6 +15,7 @@ from paceline.text import (
     Tokenizer,
     ToolCall,
     named_format,
+    opening_text,
     parse_tool_calls,
     read_chat_template,
 )
@@ -443,3 +444,11 @@ def test_all_continuations_share_what_the_next_message_cannot_change(
 def test_a_template_that_refuses_every_continuation_says_why() -> None:
     with pytest.raises(TextError, match="never"):
         stable("{{ raise_exception('never') }}", [USER])
+
+
+def test_a_conversation_is_known_by_the_first_message_of_its_user() -> None:
+    parts = [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]
+    assert opening_text(CHAT) == CHAT[1]["content"]
+    assert opening_text([{"role": "user", "content": parts}, USER]) == "in parts"
+    assert opening_text([CHAT[0], {"role": "assistant", "content": "A"}]) == ""
+    assert opening_text([{"role": "user", "content": None}, USER]) == ""

@@ -26,6 +26,7 @@ from paceline.advise.target_outputs import (
     host_ms,
     prefill_ms,
     prompt_row_ms,
+    reading_times,
     target_outputs,
     with_hidden,
 )
@@ -328,10 +329,9 @@ class _RouteAdvisor:
         for decoding in decodings:
             for name, count in decoding.by_source.items():
                 sources[name] = sources.get(name, 0) + count
-        reading = prefill_ms(outputs)
         figures = [
             (d.tokens, d.passes, plain.ms, d.ms, reading + plain.ms, reading + d.ms)
-            for d, plain in zip(decodings, self._plain, strict=True)
+            for d, plain, reading in zip(decodings, self._plain, reading_times(outputs), strict=True)
         ]
         return Candidate(drafters, length, *self._intervals(outputs, figures), sources)
 
@@ -342,10 +342,13 @@ class _RouteAdvisor:
         unseen = [one for one in outputs if one.tokenized.request.opening not in fitted.seen]
         if not unseen:
             return None
-        busy, drafters = _with_copies(unseen, planned), (*FREE_LISTS[0], fitted.drafter.name)
+        name, busy = fitted.drafter.name, _with_copies(unseen, planned)
+        others = {**self._engine.drafters, name: fitted.drafter}  # in place of one of its kind
         plain = self._simulate(busy, PLAIN, planned)
         without = self._simulate(busy, SpecConfig(best.drafters, best.max_draft), planned)
-        fast = self._simulate(busy, SpecConfig(drafters, DEFAULT_LENGTH), planned, fitted=True)
+        fast = self._simulate(
+            busy, SpecConfig((*FREE_LISTS[0], name), DEFAULT_LENGTH), planned, drafters=others
+        )
         figures = [
             (d.tokens, d.passes, p.ms, d.ms, w.ms, d.ms) for d, p, w in zip(fast, plain, without, strict=True)
         ]
@@ -358,17 +361,14 @@ class _RouteAdvisor:
         spec: SpecConfig,
         concurrency: int = 1,
         fixed: bool = False,
-        fitted: bool = False,
+        drafters: Mapping[str, Drafter] | None = None,
     ) -> list[Decoding]:
-        """fitted: with the fitted drafter in place of one of its kind."""
+        """drafters: those with weights; None: all but the fitted one."""
         engine = self._engine
-        drafters = {**model_free(), **engine.drafters}
-        if fitted and engine.fitted is not None:
-            drafters[engine.fitted.drafter.name] = engine.fitted.drafter
         simulation = Simulation(
             spec,
             engine.llm.target,
-            drafters,
+            {**model_free(), **(engine.drafters if drafters is None else drafters)},
             (engine.fixed if fixed else engine.controller)(),
             self._times,
             host_factor=self._host_factor,

@@ -94,6 +94,7 @@ class Advice:
             },
             "busy": self.busy,
             "not_compared": NOT_REPLAYED,
+            "min_conversations": MIN_CONVERSATIONS,
             "rejected": dict(self.rejected),
             "training": None if self.training is None else asdict(self.training),
             "flags": self.flags,

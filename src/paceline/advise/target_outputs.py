@@ -229,6 +229,12 @@ def prefill_ms(outputs: Sequence[TargetOutput]) -> float:
     return fmean(known) if known else 0.0
 
 
+def reading_times(outputs: Sequence[TargetOutput]) -> list[float]:
+    """Milliseconds until each one's first token; the mean where it was not measured."""
+    mean = prefill_ms(outputs)
+    return [mean if one.prefill_ms is None else one.prefill_ms for one in outputs]
+
+
 def with_hidden(llm: "LLM", one: TargetOutput, taps: Sequence[int]) -> TargetOutput:
     """The same with the target's hidden states at these layers: one reading of the whole text."""
     seq, output = one.recorded.seq, one.recorded.output

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from paceline.errors import DataError, StoreError, TextError
-from paceline.text import content_text
+from paceline.text import message_text, opening_text
 from paceline.trace.record import RoundRecord
 from paceline.types import common_prefix
 
@@ -53,8 +53,8 @@ class TracedRequest:
 
     @property
     def opening(self) -> str:
-        """The user's first message: all turns of a conversation share it."""
-        return opening_of(self.body)
+        """All turns of a conversation share it; a prompt is its own."""
+        return _opening(self.body)
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ def _traced(record: Mapping[str, Any], route: str, classify: Classify) -> Traced
     return TracedRequest(
         id=str(record["id"]),
         route=recorded or route or classify(body),
-        conversation=opening_of(body),
+        conversation=_opening(body) or json.dumps(body.get("messages"), default=str),
         body=body,
         endpoint=str(record.get("endpoint") or CHAT),
         model=str(record.get("model") or ""),
@@ -207,12 +207,9 @@ def _round(r: Mapping[str, Any], request: str) -> RoundRecord:
     return RoundRecord(**{**known, "request": request})
 
 
-def opening_of(body: Mapping[str, Any]) -> str:
-    """The user's first message: all turns of a conversation share it."""
+def _opening(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
-    if messages is None:
-        return str(body.get("prompt"))
-    return next((_words(m) for m in messages if m.get("role") == "user"), json.dumps(messages, default=str))
+    return str(body.get("prompt")) if messages is None else opening_text(messages)
 
 
 def _turns(
@@ -241,12 +238,7 @@ def _turns(
 
 def _answer(message: Message) -> str:
     calls = [json.dumps(call.get("function"), ensure_ascii=False) for call in message.get("tool_calls") or ()]
-    return "\n".join([*([text] if (text := _words(message)) else []), *calls])
-
-
-def _words(message: Message) -> str:
-    content = message.get("content")
-    return content_text(content) if isinstance(content, list) else str(content or "")
+    return "\n".join([*([text] if (text := message_text(message)) else []), *calls])
 
 
 @dataclass(frozen=True, slots=True)

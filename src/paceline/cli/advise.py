@@ -358,14 +358,16 @@ def _print(advice: "Advice") -> None:
 
 
 def _training_gain(found: "TrainingGain") -> str:
+    from paceline.advise.advice import MIN_CONVERSATIONS
     from paceline.advise.report import counted
 
     speedup, gain = found.speedup, found.gain
     sample = f"{counted(found.outputs, 'output')} of {counted(found.conversations, 'conversation')}"
+    few = ": too few for intervals to mean much" if found.conversations < MIN_CONVERSATIONS else ""
     return (
         f"with a drafter fitted on part of it, decoding is {speedup.value:.2f} x plain and "
         f"{gain.value:.2f} x ({gain.low:.2f} to {gain.high:.2f}) the best list, "
-        f"on {sample} that it was not fitted on"
+        f"on {sample} that it was not fitted on{few}"
     )
 
 

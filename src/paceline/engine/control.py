@@ -331,8 +331,8 @@ class Rate(Controller, DraftPolicy):
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
 
         Else as many nodes more than are expected to pay as SPARE allows, since more than were asked for are
-        never seen; at least one. The first drafts are short and long by turns, to tell the time of a node
-        from that of a draft.
+        never seen; at least one, and no more where drafts may not be cut. The first drafts are short and long
+        by turns, to tell the time of a node from that of a draft.
         """
         node_price = 0.0
         if time is not None:

@@ -43,6 +43,7 @@ CELL_WEIGHT: Final = 5.0  # observations that the prior of a cell counts for
 TEXT_WEIGHT: Final = 4.0  # the same for what is special about one text
 CHANCES: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges of the bins of chances
 FIRST_CHANCES: Final = (0.6, 0.4, 0.25, 0.15)  # of the nodes of a draft, before any evidence
+MIN_MADE: Final = 0.01  # drafts: what those with nodes count for at least, however many without follow
 
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 State = list[float]  # an estimate as numbers, for a file
@@ -321,11 +322,15 @@ class Gain:
             self._made += weight
         if route is None:
             self._add(chances, weight)
+            if self._made < MIN_MADE * weight:
+                self._keep_made()
             return
         nodes, sums, of_route = self._nodes, self._chances, route._next_weight()
         route._drafts += of_route
         if chances:
             route._made += of_route
+        elif route._made < MIN_MADE * of_route:
+            route._keep_made()
         route_nodes, route_sums = route._nodes, route._chances
         for chance in chances:
             i = bisect_right(CHANCES, chance)
@@ -347,6 +352,13 @@ class Gain:
             self._nodes[i] += weight
             self._chances[i] += weight * chance
 
+    def _keep_made(self) -> None:
+        """Drafts with nodes have a mean, however long ago they were: a weight of 0 would have none."""
+        made, least = self._made, MIN_MADE * self._newest
+        self._nodes = [x / made * least for x in self._nodes]
+        self._chances = [x / made * least for x in self._chances]
+        self._made = least
+
     def state(self) -> State:
         """Of a route: its drafts, their nodes by chance, the sums of the chances, and drafts with nodes."""
         return [x / self._newest for x in (self._drafts, *self._nodes, *self._chances, self._made)]
@@ -355,9 +367,10 @@ class Gain:
     def of_state(cls, state: State) -> "Gain":
         """Raises ValueError where the numbers are no state. Older ones do not tell drafts without nodes."""
         gain, bins = cls(), len(CHANCES) + 1
+        _require(len(state) in (1 + 2 * bins, 2 + 2 * bins))
         drafts, nodes, chances = state[0], state[1 : 1 + bins], state[1 + bins : 1 + 2 * bins]
-        made = (state[1 + 2 * bins :] or [drafts])[0]
-        _require(len(chances) == bins and 0 < made <= drafts * (1 + 1e-9) <= 2 * MAX_OBSERVED)
+        made = state[-1] if len(state) == 2 + 2 * bins else drafts
+        _require(0 < made <= drafts * (1 + 1e-9) <= 2 * MAX_OBSERVED)
         _require(all(0 <= c <= n * (1 + 1e-9) for n, c in zip(nodes, chances, strict=True)))
         gain._newest, gain._drafts, gain._made, gain._nodes, gain._chances = 1.0, drafts, made, nodes, chances
         return gain

@@ -183,9 +183,7 @@ class Admission:
 
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes
-        predictions = {
-            route.name: route.predicted.by_load() for route in routes.routes if route.predicted is not None
-        }
+        predictions = {route.name: route.predicted for route in routes.routes if route.predicted is not None}
         for model in self._models.models:
             model.metrics.add_routes(route.name for route in routes.routes)
             model.metrics.accounting.predict(predictions)

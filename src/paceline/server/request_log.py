@@ -18,7 +18,7 @@ from paceline.server.openai.protocol import ChatRequest
 from paceline.server.telemetry.metrics import MAX_IGNORED, ServerMetrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
 from paceline.server.tool_prediction import PredictorFiles, ToolPredictions
-from paceline.text import content_text
+from paceline.text import opening_text
 from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
 from paceline.trace.recorder import Recorder
@@ -222,7 +222,7 @@ class RequestLog:
         )
         if not allowed or not isinstance(context.request, ChatRequest):
             return
-        if opening := _first_user_text(context.request.messages):
+        if opening := opening_text(context.request.messages):
             seq = output.seq
             wrong = rejected_positions(output.rounds)
             constrained = seq.cursor is not None
@@ -267,12 +267,6 @@ def _used_tokens(outputs: Sequence[RequestOutput]) -> int:
     begun = [output for output in outputs if output.passes]
     prompts = sum(output.seq.prompt_len for output in begun if output.seq.params.choice == 0)
     return prompts + sum(len(output.token_ids) for output in begun)
-
-
-def _first_user_text(messages: Sequence[Any]) -> str:
-    """The text of the first user message: all turns of a conversation share it."""
-    content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
-    return content_text(content) if isinstance(content, list) else str(content or "")
 
 
 def _refusal(context: RequestContext, error: BaseException) -> str | None:

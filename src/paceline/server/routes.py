@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from math import log2
@@ -29,7 +29,6 @@ from paceline.web.request_body import log_renamed
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
 
-MAX_RATIO: Final = 2.0  # of outputs in a pass to those of a prediction, up to which the two are compared
 MAX_PROMPT_CHARS: Final = 20_000  # classified, from the end
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
 _CODE_LINE: Final = re.compile(
@@ -151,51 +150,38 @@ def _not_empty(match: Match) -> Match:
     return match
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Of `paceline advise`, from the routes file."""
-
-    tokens_per_pass: float
-    speedup: float
-    concurrency: int | None = None  # outputs at once that it is for; None: not told
-    others: "tuple[Prediction, ...]" = ()  # of other loads
-
-    def at(self, batch: float) -> "Prediction":
-        """The one for the load nearest to so many outputs in a pass, by ratio."""
-        known = [one for one in (self, *self.others) if one.concurrency]
-        nearest = min(
-            known, key=lambda one: abs(log2(max(1.0, batch) / (one.concurrency or 1))), default=self
-        )
-        return replace(nearest, others=())
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Without those of other loads."""
-        rates = {"tokens_per_pass": self.tokens_per_pass, "speedup": self.speedup}
-        return {**rates, "concurrency": self.concurrency}
-
-    def is_for(self, batch: float) -> bool:
-        """False: it is for another load than so many outputs in a pass, so that nothing can be concluded."""
-        return self.concurrency is None or 1 / MAX_RATIO <= max(1.0, batch) / self.concurrency <= MAX_RATIO
+_Rate = Annotated[float, AfterValidator(partial(between, 1, 65))]
+_Speedup = Annotated[float, AfterValidator(partial(between, 0.01, 65))]
+_AtOnce = Annotated[int, AfterValidator(partial(whole_between, 1, 4096))]
 
 
 class PredictedLoad(StrictModel):
     """What `paceline advise` expects of a route with so many outputs at once."""
 
-    tokens_per_pass: Annotated[float, AfterValidator(partial(between, 1, 65))]
-    speedup: Annotated[float, AfterValidator(partial(between, 0.01, 65))]
-    concurrency: Annotated[int, AfterValidator(partial(whole_between, 1, 4096))] | None = None
-
-    def prediction(self, others: tuple[Prediction, ...] = ()) -> Prediction:
-        return Prediction(self.tokens_per_pass, self.speedup, self.concurrency, others)
+    tokens_per_pass: _Rate
+    speedup: _Speedup
+    concurrency: _AtOnce
 
 
-class Predicted(PredictedLoad):
-    """For the planned load; metrics and the log compare it, or that of a nearer load, with what happens."""
+class Predicted(StrictModel):
+    """What it expects for the planned load; metrics and the log compare it, or that of a nearer load."""
 
+    tokens_per_pass: _Rate
+    speedup: _Speedup
+    concurrency: _AtOnce | None = None  # None: not told, compared whatever the load
     loads: tuple[PredictedLoad, ...] = ()  # other loads
 
-    def by_load(self) -> Prediction:
-        return self.prediction(tuple(one.prediction() for one in self.loads))
+    def at(self, batch: float) -> "Predicted | PredictedLoad":
+        """The one for the load nearest to so many outputs in a pass, by ratio."""
+        every: tuple[Predicted | PredictedLoad, ...] = (self, *self.loads)
+        known = [one for one in every if one.concurrency]
+        return min(known, key=lambda one: abs(log2(max(1.0, batch) / (one.concurrency or 1))), default=self)
+
+
+def _of_a_load(predicted: Predicted) -> Predicted:
+    if predicted.loads and predicted.concurrency is None:
+        raise expected("`concurrency` beside `loads`: the outputs at once that tokens_per_pass is for")
+    return predicted
 
 
 class Route(StrictModel):
@@ -219,7 +205,7 @@ class Route(StrictModel):
     remember: _Remember = None  # whether drafters may remember these requests, or be trained on them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
     warm: str | None = None  # a file with the beginning of these requests, read when the server starts
-    predicted: Predicted | None = None
+    predicted: Annotated[Predicted, AfterValidator(_of_a_load)] | None = None
 
     def takes(self, request: RouteRequest) -> bool:
         return self.match is None or self.match.holds(request)

@@ -9,7 +9,15 @@ own_turns.py      whether an answer comes back as the tokens that were generated
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
-from paceline.text.chat_template import Message, Prompt, Tool, content_text, read_chat_template
+from paceline.text.chat_template import (
+    Message,
+    Prompt,
+    Tool,
+    content_text,
+    message_text,
+    opening_text,
+    read_chat_template,
+)
 from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker, TextReader
 from paceline.text.own_turns import OwnTurn, check_own_turns
 from paceline.text.tokenizer import Tokenizer
@@ -54,7 +62,9 @@ __all__ = [
     "call_id",
     "check_own_turns",
     "content_text",
+    "message_text",
     "named_format",
+    "opening_text",
     "parse_tool_calls",
     "read_chat_template",
     "render_calls",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -413,6 +413,20 @@ def content_text(parts: list[Any]) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise TextError("a message's content holds a part without its text: expected type and text")
     return "".join(texts)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message's content, in parts or not."""
+    content = message.get("content")
+    return content_text(content) if isinstance(content, list) else str(content or "")
+
+
+def opening_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """The user's first message, "" without one: all turns of a conversation share it.
+
+    Training holds conversations out by it, and advice leaves out by it what a drafter was fitted on.
+    """
+    return next((message_text(m) for m in messages if m.get("role") == "user"), "")
 
 
 def _plain_role(message: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Tokenizer:
     @cached_property
     def longest_piece(self) -> int:
         """The number of bytes of the longest token."""
-        return max(len(self.piece(token)) for token in range(self.vocab_size))
+        return max(len(self._vocabulary.piece(token)) for token in range(self.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:

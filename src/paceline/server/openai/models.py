@@ -64,7 +64,7 @@ class ModelServing(Serving):
             "accept": spec.accept,
             "state": state,
             "reason": reason,
-            "predicted": None if predicted is None else predicted.as_dict(),
+            "predicted": None if predicted is None else predicted.model_dump(exclude={"loads"}),
             "measured": None if figures is None else asdict(figures),
         }
 

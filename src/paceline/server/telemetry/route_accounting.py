@@ -7,11 +7,11 @@ theirs, or all passes where there are few such.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Literal
 
-from paceline.server.routes import Prediction
+from paceline.server.routes import Predicted, PredictedLoad
 from paceline.target.cost import PassCost, batch_ms
 from paceline.types import Round
 
@@ -19,10 +19,12 @@ WINDOW: Final = 20_000  # tokens of a route after which older ones count half
 LOG_EVERY_S: Final = 600.0
 MIN_TOKENS: Final = 500  # of a route, before its figures are compared with a prediction
 MAX_ERROR: Final = 0.15  # of a prediction, beyond which the log warns
+MAX_RATIO: Final = 2.0  # of outputs in a pass to those of a prediction, beyond which it is of another load
 MAX_ROWS: Final = 65  # of one output in a pass that only decodes: its own and those of the longest draft
 MIN_PLAIN: Final = 50  # rounds in passes without a draft, before their time counts
 PLAIN_SHARE: Final = 0.95  # of rounds without a draft, from which on a route counts as decoding plainly
 
+Prediction = Predicted | PredictedLoad
 State = Literal["off", "idle", "plain", "drafting"]
 log = logging.getLogger("paceline")
 
@@ -83,11 +85,11 @@ class RouteAccounting:
     def __init__(self, cost: PassCost | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.cost, self._clock = cost, clock
         self._sums: dict[str, _Sums] = {}
-        self._predicted: dict[str, Prediction] = {}
+        self._predicted: dict[str, Predicted] = {}
         self._logged_at = clock()
         self._active: set[str] = set()  # routes with rounds since the last log line
 
-    def predict(self, predictions: Mapping[str, Prediction]) -> None:
+    def predict(self, predictions: Mapping[str, Predicted]) -> None:
         """Replaces the predictions of all routes."""
         self._predicted = dict(predictions)
 
@@ -133,9 +135,7 @@ class RouteAccounting:
     def prediction(self, route: str) -> Prediction | None:
         """For the load of late; for the planned one, before there was any."""
         predicted, figures = self._predicted.get(route), self.figures(route)
-        if predicted is None:
-            return None
-        return replace(predicted, others=()) if figures is None else predicted.at(figures.batch)
+        return predicted if predicted is None or figures is None else predicted.at(figures.batch)
 
     def predictions(self) -> dict[str, Prediction]:
         return {route: one for route in list(self._predicted) if (one := self.prediction(route)) is not None}
@@ -166,7 +166,7 @@ class RouteAccounting:
             if predicted is None:
                 log.info("route %s: %s tokens per pass, %s x plain", route, rate, speed)
                 continue
-            alike = predicted.is_for(figures.batch)
+            alike = _comparable(predicted, figures.batch)
             off = abs(figures.speedup / predicted.speedup - 1) > MAX_ERROR
             wrong = alike and off and figures.tokens >= MIN_TOKENS
             other = f": predicted for {predicted.concurrency} at once, measured with {figures.batch:.1f}"
@@ -177,3 +177,9 @@ class RouteAccounting:
                 ": ask `paceline advise` again" if wrong else "" if alike else other,
             )
         self._active.clear()
+
+
+def _comparable(predicted: Prediction, batch: float) -> bool:
+    """False: it is for another load than so many outputs in a pass, so that nothing can be concluded."""
+    at_once = predicted.concurrency
+    return at_once is None or 1 / MAX_RATIO <= max(1.0, batch) / at_once <= MAX_RATIO

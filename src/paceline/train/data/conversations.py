@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, StoreError, TextError
-from paceline.text import content_text
+from paceline.text import opening_text
 
 Message = Mapping[str, Any]
 Source = str | Path  # a .jsonl or .jsonl.gz file; else a trace store: a path or a URL
@@ -30,8 +30,8 @@ class Conversation:
 
     @property
     def opening(self) -> str:
-        """The user's first message: all turns of a conversation share it."""
-        return next((words_of(m) for m in self.messages if m.get("role") == "user"), "")
+        """All turns of a conversation share it."""
+        return opening_text(self.messages)
 
     def histories(self) -> Iterator[tuple[tuple[Message, ...], bool]]:
         """The messages before each answer, all of them if one is due; and whether it called a tool."""
@@ -135,8 +135,3 @@ def _had_to_call(record: Mapping[str, Any]) -> bool:
 
 def _are_objects(values: object) -> bool:
     return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
-
-
-def words_of(message: Message) -> str:
-    content = message.get("content")
-    return content_text(content) if isinstance(content, list) else str(content or "")

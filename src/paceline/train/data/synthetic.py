@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.errors import TextError
-from paceline.text import Tokenizer
-from paceline.train.data.conversations import words_of
+from paceline.text import Tokenizer, message_text
 from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Progress, Rollout, roll_out
 
@@ -72,7 +71,7 @@ def _open_request(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> 
     """None if the template does not render the user's last message."""
     opening = ""
     if nth % 2:
-        words = words_of(origin.messages[-1]).split(" ")
+        words = message_text(origin.messages[-1]).split(" ")
         opening = " ".join(words[: _number(origin, seed, -nth) % len(words)])
     messages = [*origin.messages[:-1], {"role": "user", "content": opening + MARK}]
     text = tokenizer.render(messages, list(origin.tools) or None)

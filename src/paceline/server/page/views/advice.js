@@ -1,30 +1,46 @@
 // The advice of `paceline advise`: per route whether to speculate, with what, and the settings to copy. The server has the
 // report of --advice; any other can be opened from a file.
 
+import { ApiError } from "../api.js";
 import { bars, columns, line } from "../chart.js";
 import { add, fill, h, panel, prose, scroller, tile } from "../dom.js";
-import { number, seconds, share, times } from "../format.js";
+import { counted, number, seconds, share, times } from "../format.js";
 import { copyButton, fileButton } from "../open_file.js";
 
 const TONES = { speculate: "good", "leave it off": "warn", "too little data": "" };
-const isReport = (value) => (value && typeof value === "object" && Array.isArray(value.routes) && value.memory
-  ? null : "is no report of advise: `paceline advise --json FILE` writes one.");
+const isInterval = (value) => ["value", "low", "high"].every((name) => typeof value?.[name] === "number");
+const isCandidate = (value) => [value?.tokens_per_pass, value?.speedup, value?.turn_speedup].every(isInterval);
+
+/** What is wrong with a report, or null. */
+export function isReport(value) {
+  if (!Array.isArray(value?.routes) || !value.memory) return "is no report of advise: `paceline advise --json FILE` writes one.";
+  const known = value.routes.every((one) => isCandidate(one?.best) && Array.isArray(one.candidates) && one.candidates.every(isCandidate));
+  return known ? null : "is a report of another version: make it anew with `paceline advise --json FILE`.";
+}
+
+/** What a fitted drafter brings. few: conversations below which an interval means little. */
+export const fitted = ({ gain, conversations }, few) => `${times(gain.value)} the best list, ${between(gain)[1]}, on ${counted(conversations, "other conversation")}${conversations < few ? ": too few for intervals to mean much" : ""}`;
+
 const mib = (size) => (size === null ? "not known" : `${number(size / 2 ** 20)} MiB`);
 const between = ({ value, low, high }) => [number(value, 2), `${number(low, 2)} to ${number(high, 2)}`];
 
 export async function mount(root, api) {
   const body = h("div"), charts = [];
+  const end = () => charts.forEach((one) => one.destroy());
   let opened = false; // a file: what the server answers later does not replace it
   const show = (report, source) => { charts.splice(0).forEach((one) => one.destroy()); fill(body); draw(body, report, source, api, charts); };
   const open = fileButton("Open a report…", isReport, (report, name) => { opened = true; api.showError(null); show(report, name); }, api.showError);
   root.append(h("div", { class: "row spread" }, h("h1", { text: "Advice" }), open), body);
   const { report, configured } = await api.get("/page/advice");
-  if (report && !opened) show(report, "");
-  else if (!opened) fill(body, h("div", { class: "empty long" },
+  const problem = report && isReport(report);
+  if (opened) return end;
+  if (problem) api.showError(new ApiError(`The report of \`--advice\` ${problem}`));
+  else if (report) show(report, "");
+  else fill(body, h("div", { class: "empty long" },
     h("p", {}, prose(configured ? "The server has a report, for operators only." : "Speculation pays off on some traffic and not on other. `paceline advise` measures it on yours:")),
     !configured && h("pre", { class: "config", text: `paceline advise --target ${api.about.model} \\\n  --store ~/.cache/paceline/traces.db \\\n  --json advice.json` }),
     h("p", {}, prose("Start the server with `--advice advice.json`, or open the file here. It stays in this browser."))));
-  return () => charts.forEach((one) => one.destroy());
+  return end;
 }
 
 function draw(root, report, source, api, charts) {
@@ -33,7 +49,7 @@ function draw(root, report, source, api, charts) {
     h("p", { class: "note lead", text: `${report.target}${source ? ` · ${source}` : ""} · ${machine}` }),
     report.busy && h("div", { class: "banner warn" }, h("p", { text: "Speed-ups are provisional: no two measurements of a pass agreed, or other processes ran beside them. Tokens per pass do not depend on it." })),
     report.routes_file && panel("Routes file", config(report.routes_file, "Routes file", "Copy this config", api), { note: "for paceline serve --routes" }),
-    ...report.routes.map((one) => route(one, report.flags?.[one.route], api, charts)),
+    ...report.routes.map((one) => route(one, report, api, charts)),
     memory(report.memory),
     report.not_compared && h("p", { class: "note", text: `${report.not_compared}.` }));
 }
@@ -44,8 +60,8 @@ function config(text, name, title, api) {
   return h("div", { class: "copyable" }, shown, copyButton(title, () => text, api, "primary"));
 }
 
-function route(one, flags, api, charts) {
-  const { best, workload: w } = one;
+function route(one, report, api, charts) {
+  const { best, workload: w } = one, flags = report.flags?.[one.route];
   const [rate, rates] = between(best.tokens_per_pass), [gain, gains] = between(best.speedup), [turn, turns] = between(best.turn_speedup);
   const byLength = h("div"), byLoad = h("div");
   const section = panel(one.route, h("div", {},
@@ -65,7 +81,7 @@ function route(one, flags, api, charts) {
       ["JSON in answers", share(w.json_share)], ["repeated in answers", share(w.repetition)], ["prompt seen before", share(w.prefix_overlap)], ["temperature", number(w.temperature, 2)],
       ["a turn, plain", `${seconds(one.prefill_ms / 1000)} until its first token, ${seconds(one.decode_ms / 1000)} after it`],
       ["replayed", `${number(one.outputs)} outputs of ${number(one.replayed)} conversations`],
-      ...(one.training ? [["with a fitted drafter", `${times(one.training.gain.value)} the best list, ${between(one.training.gain)[1]}, on ${number(one.training.conversations)} other conversations`]] : []),
+      ...(one.training ? [["with a fitted drafter", fitted(one.training, report.min_conversations)]] : []),
     ].map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value })]))),
     flags && h("details", {}, h("summary", { text: "Settings for other engines" }), Object.entries(flags).filter(([, text]) => text).map(([engine, text]) =>
       h("div", { class: "engine" }, h("h3", { text: engine }), config(text, `Settings of ${one.route} for ${engine}`, "Copy", api))))));
