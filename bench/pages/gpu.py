@@ -44,19 +44,20 @@ def passes(
 
 
 def batches(result: Result) -> Lines:
-    rows = of_part(result, "batches")
+    """Some rows are of a later call than the others."""
+    rows, commit = of_part(result, "batches"), result["machine"]["commit"]
     counts = sorted({row["sequences"] for row in rows})
-    found: dict[tuple[str, str, int], dict[int, str]] = {}
+    found: dict[tuple[str, str, str, int], dict[int, str]] = {}
     for row in rows:
-        mode = ", throughput" if row.get("deterministic") is False else ""
-        kind = row["shape"] + mode, row["context"], row["rows"]
+        mode = ", not deterministic" if row.get("deterministic") is False else ""
+        kind = row.get("commit", commit), row["shape"] + mode, row["context"], row["rows"]
         found.setdefault(kind, {})[row["sequences"]] = number(row["ms"])
     lines = [
-        [shape, context, str(n), *(by_count.get(count, "") for count in counts)]
-        for (shape, context, n), by_count in found.items()
+        [shape, context, str(n), *(by_count.get(count, "") for count in counts), at]
+        for (at, shape, context, n), by_count in found.items()
     ]
     sequences = (f"{n} sequences" if n > 1 else "1 sequence" for n in counts)
-    return Table(["shape", "context", "rows of each", *sequences], lines).markdown()
+    return Table(["shape", "context", "rows of each", *sequences, "commit"], lines).markdown()
 
 
 # Parts that ran recorded turns of agents, each in one call with everything in it.

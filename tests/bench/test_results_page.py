@@ -51,5 +51,7 @@ def test_sections_say_machine_date_commit_and_command(
 def test_passes_of_a_gpu_that_are_not_deterministic_have_rows_of_their_own() -> None:
     row = {"part": "batches", "shape": "8b", "context": "300", "sequences": 64, "rows": 1}
     rows = [{**row, "deterministic": True, "ms": 7.0}, {**row, "deterministic": False, "ms": 6.0}]
-    lines = gpu.batches({"rows": rows})
-    assert [line.split("|")[1].strip() for line in lines if "300" in line] == ["8b", "8b, throughput"]
+    lines = gpu.batches({"machine": {"commit": "abc"}, "rows": [*rows, {**row, "ms": 8.0, "commit": "def"}]})
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines if "300" in line]
+    found = [(name, ms, commit) for _, name, _, _, ms, commit, _ in cells]
+    assert found == [("8b", "7.00", "abc"), ("8b, not deterministic", "6.00", "abc"), ("8b", "8.00", "def")]
