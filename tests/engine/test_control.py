@@ -567,7 +567,7 @@ def test_a_drafter_that_mostly_finds_nothing_is_not_cut_short_when_it_finds_some
     assert gain.nodes_above(0.2) > 3.5
 
 
-@pytest.mark.parametrize(("node_us", "nodes"), [(1, 8), (15, 6), (60, 2)])
+@pytest.mark.parametrize(("node_us", "nodes"), [(1, 8), (15, 3), (60, 2)])
 def test_spare_nodes_of_a_draft_are_as_many_as_their_time_is_small(node_us: int, nodes: int) -> None:
     """A pass takes 1000 us, and drafts of one node were all that was seen."""
     rate, s = priced(0.0), seq()

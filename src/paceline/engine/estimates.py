@@ -417,11 +417,13 @@ class DraftTime:
 
     def _fit(self) -> None:
         weight = self._weight
-        mean_nodes, mean_us, slope = self._nodes / weight, self._us / weight, 0.0
-        covariance = self._products / weight - mean_nodes * mean_us
-        if mean_nodes and covariance > 0:
-            slope = covariance / (self._squares / weight - mean_nodes**2 + MIN_LENGTH_SPREAD)
-            slope = slope if slope < mean_us / mean_nodes else mean_us / mean_nodes
+        mean_nodes, mean_us, slope = self._nodes / weight, self._us / weight, self.node_us
+        spread = self._squares / weight - mean_nodes**2
+        if spread > MIN_LENGTH_SPREAD:
+            covariance = self._products / weight - mean_nodes * mean_us
+            slope = covariance / (spread + MIN_LENGTH_SPREAD) if covariance > 0 else 0.0
+        if mean_nodes and slope > mean_us / mean_nodes:
+            slope = mean_us / mean_nodes
         self.node_us, self.draft_us = slope, mean_us - slope * mean_nodes
 
     def __call__(self, nodes: float) -> float:
