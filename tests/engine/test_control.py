@@ -378,6 +378,25 @@ def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:
     assert each(8) == pytest.approx(800, rel=0.15)
 
 
+def test_drafts_of_one_length_leave_the_time_of_a_node_as_it_was_known() -> None:
+    """A head is asked for whole blocks until a node of it is known to cost something: then, too."""
+    time = DraftTime()
+    for nodes in (2, 8) * 4 + (8,) * 200:
+        time.learn(nodes, 400 + 20 * nodes)
+    assert time.node_us == pytest.approx(20, rel=0.15)
+    assert time(8) == pytest.approx(560, rel=0.01)
+
+
+def test_the_time_of_a_node_is_learned_anew_where_first_drafts_were_slow() -> None:
+    time = DraftTime()
+    for nodes in (2, 8):
+        time.learn(nodes, 20_000 * nodes, 1000, steady=True)
+    for _ in range(4):
+        time.learn(8, 500, 1000, steady=True)
+    assert time.node_us == 0
+    assert time(2) == pytest.approx(500, rel=0.01)
+
+
 def test_gain_is_that_of_the_nodes_above_the_price() -> None:
     gain = Gain()
     for i in range(300):
@@ -585,7 +604,7 @@ def test_a_drafter_that_mostly_finds_nothing_is_not_cut_short_when_it_finds_some
     assert gain.nodes_above(0.2) > 3.5
 
 
-@pytest.mark.parametrize(("node_us", "nodes"), [(1, 8), (15, 6), (60, 2)])
+@pytest.mark.parametrize(("node_us", "nodes"), [(1, 8), (15, 3), (60, 2)])
 def test_spare_nodes_of_a_draft_are_as_many_as_their_time_is_small(node_us: int, nodes: int) -> None:
     """A pass takes 1000 us, and drafts of one node were all that was seen."""
     rate, s = priced(0.0), seq()

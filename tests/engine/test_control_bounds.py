@@ -216,6 +216,20 @@ def test_a_head_that_reads_many_hidden_states_at_once_pays_for_all_of_them(make:
     assert fmean(found) >= 0.985 * fmean(without)
 
 
+def test_a_head_whose_nodes_cost_time_is_asked_for_few_of_them() -> None:
+    """Of eight nodes two are right; the other six would take a tenth of a pass in every draft."""
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        return [*chat(timer), replace(head(timer), chance=constant(0.6), node_us=70, read_us=5)]
+
+    done = simulate(SMALL_CPU, with_head, SpecConfig((*LIST, "block")), 1, 1500, answer=64)
+    asked = [r for r in done.rounds if "block" in r.uncut.sources]
+    assert len(asked) > 100
+    assert sum(r.uncut.sources.count("block") for r in asked) < 4.5 * len(asked)
+    without = simulate(SMALL_CPU, chat, SpecConfig(LIST), 1, 1500, answer=64)
+    assert done.tokens_per_s > 1.1 * without.tokens_per_s
+
+
 def test_a_head_that_does_not_pay_stops_reading_hidden_states() -> None:
     """At this load a row costs what it brings; reading alone would cost an eighth of the time."""
     made: list[SimulatedDrafter] = []

@@ -24,7 +24,7 @@ MAX_READS: Final = 64.0  # passes that one ask may have to pay for
 TEXT_DECAY: Final = 0.9  # the same for what is special about one text
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
 # Variance of draft lengths, in nodes squared, below which they count as equal.
-MIN_LENGTH_SPREAD: Final = 0.25
+MIN_LENGTH_SPREAD: Final = 0.5
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
 MAX_UNLIKE: Final = 8  # first drafts whose times may all differ, until what they say is believed
 SMALL_TIME: Final = 0.1  # of a pass: draft times below it need not be told apart
@@ -386,8 +386,9 @@ class Gain:
 class DraftTime:
     """Microseconds of a draft by its nodes: a least-squares line, one part per draft and one per node.
 
-    Only drafts of different lengths can tell the two apart; until then all of it counts as per draft. Nothing
-    is known before two drafts in a row took much the same: at first, something may be compiled or loaded.
+    Only drafts of different lengths can tell the two apart; until then all of it counts as per draft. While
+    drafts are of one length again, what those have told holds. Nothing is known before two drafts in a row
+    took much the same: at first, something may be compiled or loaded.
     """
 
     __slots__ = (
@@ -417,7 +418,7 @@ class DraftTime:
             expected = self.draft_us + self.node_us * nodes
             shorter = us * MAX_OUTLIER < expected and expected > SMALL_TIME * max_us
             if steady and shorter and (nodes or first):
-                self._weight = self._nodes = self._us = self._squares = self._products = 0.0
+                self._weight = self._nodes = self._us = self._squares = self._products = self.node_us = 0.0
             elif us > MAX_OUTLIER * expected and us > MAX_OUTLIER * max_us:
                 us = MAX_OUTLIER * max(expected, max_us)
         self.observed += 1
@@ -430,11 +431,13 @@ class DraftTime:
 
     def _fit(self) -> None:
         weight = self._weight
-        mean_nodes, mean_us, slope = self._nodes / weight, self._us / weight, 0.0
-        covariance = self._products / weight - mean_nodes * mean_us
-        if mean_nodes and covariance > 0:
-            slope = covariance / (self._squares / weight - mean_nodes**2 + MIN_LENGTH_SPREAD)
-            slope = slope if slope < mean_us / mean_nodes else mean_us / mean_nodes
+        mean_nodes, mean_us, slope = self._nodes / weight, self._us / weight, self.node_us
+        spread = self._squares / weight - mean_nodes**2
+        if spread > MIN_LENGTH_SPREAD:
+            covariance = self._products / weight - mean_nodes * mean_us
+            slope = covariance / spread if covariance > 0 else 0.0
+        if mean_nodes and slope > mean_us / mean_nodes:
+            slope = mean_us / mean_nodes
         self.node_us, self.draft_us = slope, mean_us - slope * mean_nodes
 
     def __call__(self, nodes: float) -> float:
