@@ -5,7 +5,7 @@ All times are simulated, so the bounds hold for every run.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 
@@ -13,6 +13,7 @@ from paceline.config import SpecConfig
 from paceline.engine.control import EXPLORED, TRIAL_PASSES, TRIAL_SHARE, Rate
 from paceline.target.cost import CostTable
 from support.simulation import (
+    BATCH_CPU,
     LARGE_CPU,
     PLAIN,
     SMALL_CPU,
@@ -21,6 +22,7 @@ from support.simulation import (
     Outcome,
     SimulatedDrafter,
     Timer,
+    burst,
     bursts,
     constant,
     flipping,
@@ -115,6 +117,21 @@ def test_a_first_token_comes_as_early_as_without_drafts(prompt: int, machine: st
         plain_us = 1000 * cost(prompt, prompt)
         assert first.draft_us + first.target_us <= 1.02 * plain_us
         assert len(second.draft) >= 2
+
+
+@pytest.mark.parametrize("prompt", [53, 512])
+@pytest.mark.parametrize("chance", [constant(0.8), constant(0.5), bursts(0.4, 0.9)])
+def test_drafts_hardly_delay_the_prompts_that_are_read_beside_them(chance: Chance, prompt: int) -> None:
+    """Passes with drafts take longer, and read as much of the prompts."""
+
+    def known(timer: Timer) -> list[SimulatedDrafter]:
+        return [SimulatedDrafter("suffix", chance, timer, us=30)]
+
+    fast = burst(BATCH_CPU, known, SpecConfig(("suffix",)), prompt=prompt)
+    slow = burst(BATCH_CPU, known, PLAIN, prompt=prompt)
+    assert fast.tokens_per_s >= 0.99 * slow.tokens_per_s
+    assert median(fast.first_ms) <= 1.1 * median(slow.first_ms)
+    assert max(fast.first_ms) <= 1.17 * max(slow.first_ms)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.engine.scheduler import MAX_RETRY_S, OLDEST_EVERY, RowCost, Scheduled, Scheduler
 from paceline.errors import Busy
-from paceline.types import Seq
+from paceline.types import Draft, Seq
 
 CHUNK = 16
 
@@ -148,6 +148,32 @@ def test_passes_correct_a_cost_curve() -> None:
         assert sizes[0] == 40
         assert all(30 <= rows * factor <= 42 for rows in sizes[12:-1])
     assert beside(1e-4, limit=256, row_cost=lambda context: 0.0)[-2] == 256  # a curve that is flat
+
+
+@pytest.mark.parametrize("usual", [1, 16])
+def test_drafts_take_no_rows_from_prompts(usual: int) -> None:
+    """usual: answers in passes without prompts, which take 3 ms and 0.3 for each row."""
+    draft = Draft((7,) * 3)
+    sizes = []
+    for nodes in (0, 3):
+        schedule = Scheduler(16, 256, 256, beside_s=0.04, row_cost=lambda context: 0.25)
+        answers = [prompt(str(i), 2, cached=1) for i in range(8)]
+        decoding = [Scheduled(seq, [7], True) for seq in answers]
+        schedule.took((2 * decoding)[:usual], (3 + 0.3 * usual) / 1000)
+        long = prompt("long", 3000)
+        for seq in (*answers, long):
+            schedule.add(seq)
+        schedule.admit()
+        for _ in range(12):
+            parts = [Scheduled(seq, part, True) for seq, part in schedule.pieces()]
+            for part in parts[:8]:
+                part.draft = draft.first(nodes)
+            rows = len(parts[-1].fed)
+            schedule.took(parts, (3 + 0.3 * 8 * (1 + nodes) + 0.25 * rows) / 1000)
+            long.computed += rows
+        sizes.append(rows)
+    assert sizes[1] >= 0.95 * sizes[0]
+    assert 130 <= sizes[1] <= 170
 
 
 remainders = st.lists(st.integers(2, 200), min_size=1, max_size=12)

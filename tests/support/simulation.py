@@ -38,6 +38,9 @@ SMALL_CPU = CostTable(
     {256: {1: 4.3, 2: 4.6, 4: 5.0, 8: 6.9, 16: 12.0}, 2048: {1: 5.2, 2: 5.8, 4: 7.0, 8: 10.8, 16: 19.5}}
 )
 LARGE_CPU = CostTable({256: {1: 23.9, 2: 25.2, 4: 31.9, 8: 48.6, 16: 92.2}})
+BATCH_CPU = CostTable(
+    {256: {1: 2.8, 2: 3.2, 4: 4.2, 8: 7.5, 16: 13.5, 32: 19.0, 64: 27.0, 256: 68.0}}  # of many agents
+)
 SMALL_GPU = CostTable({256: {1: 0.40, 2: 0.41, 8: 0.42, 16: 0.44, 32: 0.50, 64: 0.65}})
 
 
@@ -318,6 +321,51 @@ def simulate(
                 agent_id, number = r.request.split("/")
                 engine.submit(_request(f"{agent_id}/{int(number) + 1}", prompt, answer, spec))
     return Outcome(timer() / 1000, done, rounds)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Answers that were all asked for within one pass."""
+
+    tokens_per_s: float
+    first_ms: list[float]  # until the first token of each
+
+
+def burst(
+    cost: CostTable,
+    make: Callable[[Timer], Sequence[Drafter]],
+    spec: SpecConfig,
+    agents: int = 16,
+    early: int = 2,
+    prompt: int = 53,
+    answer: int = 64,
+) -> Burst:
+    """The last of several bursts. early: agents before the first pass; the others ask while it runs."""
+    timer = Timer()
+    drafters: Mapping[str, Drafter] = {d.name: d for d in (NoDrafter(), *make(timer))}
+    engine = Engine(
+        ScriptedTarget(cost, timer),
+        drafters,
+        Rate(cost),
+        config=EngineConfig(max_batch=64, threads=1),
+        timer=timer,
+        clock=lambda: timer() / 1e9,
+        row_cost=cost.prompt_row_ms,
+    )
+    for number in range(4):
+        began, first, tokens = timer(), dict[str, int](), 0
+        seqs = [_request(f"{number}/{agent}", prompt, answer, spec) for agent in range(agents)]
+        for seq in seqs[:early]:
+            engine.submit(seq)
+        late = seqs[early:]
+        while engine.busy:
+            for r in engine.step():
+                tokens += len(r.tokens)
+                if r.tokens:
+                    first.setdefault(r.request, timer())
+            while late:
+                engine.submit(late.pop())
+    return Burst(1e9 * tokens / (timer() - began), [(at - began) / 1e6 for at in first.values()])
 
 
 def _request(name: str, prompt: int, tokens: int, spec: SpecConfig) -> Seq:

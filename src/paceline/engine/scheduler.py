@@ -202,7 +202,8 @@ class Scheduler:
     def took(self, scheduled: "Sequence[Scheduled]", seconds: float) -> None:
         """The time of a pass."""
         read = [(s.seq.computed, len(s.fed)) for s in scheduled if len(s.fed) > 1]
-        self._row_time.learn(read, any(len(s.fed) == 1 for s in scheduled), seconds)
+        rows = sum([s.rows for s in scheduled if len(s.fed) == 1])
+        self._row_time.learn(read, rows, seconds)
 
     def _shared_rows(self, reading: Sequence[Seq], rows: int) -> dict[str, int]:
         """The rows of each prompt: half for the first, then for short ones, then in order of admission."""
@@ -246,23 +247,32 @@ class _RowTime:
     """The most rows of prompts that fit into a time: the token budget of Sarathi-Serve, by a cost curve.
 
     A row costs more the further its prompt has been read. The curve says by how much, and passes correct it;
-    without one they say it alone. Both times are exponential moving averages.
+    without one they say it alone. Rows of answers, drafts included, take what they take in passes without
+    prompts; further ones count as rows of prompts do. All numbers are exponential moving averages.
     """
 
     def __init__(self, limit_s: float, row_cost: RowCost | None) -> None:
         self._limit_s = limit_s  # 0: any
         self._row_cost = row_cost
         self._decode_s = 0.0  # of a pass without prompts
+        self._decode_rows = 0.0  # in it
         self._ratio = 1.0 if row_cost else 0.0  # of measured to expected seconds; 0: unknown
 
-    def learn(self, read: Sequence[tuple[int, int]], decoding: bool, seconds: float) -> None:
-        """read: for each prompt in the pass the tokens before its rows, and how many these are."""
+    def learn(self, read: Sequence[tuple[int, int]], decoding: int, seconds: float) -> None:
+        """read: for each prompt in the pass the tokens before its rows, and how many these are.
+
+        decoding: rows of answers, drafts included.
+        """
         if read:
             expected = sum(rows * self._expected_s(context) for context, rows in read)
-            ratio = max(0.0, seconds - self._decode_s * decoding) / expected
+            usual = min(1.0, decoding / self._decode_rows) if self._decode_rows else 0.0
+            more = max(0.0, decoding - self._decode_rows) / sum(rows for _, rows in read)
+            ratio = max(0.0, seconds - usual * self._decode_s) / (expected * (1 + more))
             self._ratio += (0.3 if self._ratio else 1.0) * (ratio - self._ratio)
         elif decoding:
-            self._decode_s += (0.3 if self._decode_s else 1.0) * (seconds - self._decode_s)
+            share = 0.3 if self._decode_s else 1.0
+            self._decode_s += share * (seconds - self._decode_s)
+            self._decode_rows += share * (decoding - self._decode_rows)
 
     def rows(self, limit: int, context: int) -> int:
         """Up to `limit`, for prompts with at most `context` tokens before them."""
