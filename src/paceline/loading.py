@@ -126,7 +126,9 @@ def load_model(
         ready["quantized"] = quantized_drafter(target, path, config)
     if "self" in spec.drafters and "self" not in ready:
         ready["self"] = layer_skip_drafter(target, tokenizer)
-    return LoadedModel(tokenizer, target, tuple(heads), ready, spec, cost_table(target))
+    cost = cost_table(target)
+    target.make_ready()
+    return LoadedModel(tokenizer, target, tuple(heads), ready, spec, cost)
 
 
 def unusable(

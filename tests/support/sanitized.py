@@ -119,7 +119,6 @@ def pages(path: str, folder: Path) -> None:
     """Written, read by several threads, damaged, and read again."""
     model = tiny_model(folder / "pages.gguf", "qwen2", "Q4_0", sized(32, 4, 2, 96, 50))
     prompt = some_tokens(150, seed=3, vocab=50)
-    native_module.NativeKVMemory.make_ready = lambda *_: None  # type: ignore[method-assign]
     for found, threads in ((0, 1), (149, 3), (64, 3)):
         target = native_target(model, path, threads=threads)
         target.add_disk_cache(folder / "kv", 64 << 20, "m")

@@ -34,6 +34,9 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     def noise(self, seq: Seq) -> AbstractContextManager[None]:
         """Inside, a sequence is open as if all but its last token were computed; its rows hold noise."""
 
+    def make_ready(self) -> None:
+        """Prepares for requests, without waiting. After the last `noise`, which may undo it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FeedRecord:
@@ -82,6 +85,9 @@ class PagedTarget(ABC, Generic[F]):
 
     def flush(self, seconds: float) -> bool:
         return self._cache.disk is None or self._cache.disk.flush(seconds)
+
+    def make_ready(self) -> None:
+        return
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None

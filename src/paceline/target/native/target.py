@@ -49,6 +49,7 @@ ROOM: Final = (
     8  # blocks between two sequences: no pass needs more, and memory that was used before is used again
 )
 MAX_READY: Final = 128 * 2**20  # bytes of the KV cache made ready for pages that are on the disk
+BLOCKS_BEFORE: Final = 4 * ROOM  # that requests may take before the one whose pages are loaded
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later
 _CODE: Final = np.dtype(np.int16)
 _SCALE: Final = np.dtype(np.float32)
@@ -116,12 +117,18 @@ class NativeTarget(PagedTarget[_FeedRecord]):
                 digest.update(table.tobytes())
         xxh64 = self._lib.paceline_xxh64
         page_format = PageFormat(digest.digest(), lambda page: xxh64(page.ctypes.data, len(page), 0))
-        self._cache.disk = disk = DiskCache(
+        self._cache.disk = DiskCache(
             folder, page_format, limit, self._kv.page_bytes, BLOCK, name, self.fingerprint
         )
-        ready = min(disk.own_pages * BLOCK, MAX_READY // self._kv.page_bytes(BLOCK) * BLOCK, self.capacity)
-        if ready:
-            threading.Thread(target=self._kv.make_ready, args=(ready,), daemon=True).start()
+
+    def make_ready(self) -> None:
+        """Has the system provide memory for the pages that are on the disk, in a thread of its own."""
+        disk = self._cache.disk
+        if disk is None or not disk.own_pages:
+            return
+        most = MAX_READY // self._kv.page_bytes(BLOCK)
+        slots = min((disk.own_pages + BLOCKS_BEFORE) * BLOCK, most * BLOCK, self.capacity)
+        threading.Thread(target=self._kv.make_ready, args=(slots,), daemon=True).start()
 
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
