@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
+from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig, loading
 from paceline.errors import DrafterMismatch, UnknownModel, UsageError
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import check_drafters, find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
+from paceline.target.cost import CostTable
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
 from support.heads import save_untrained
@@ -179,3 +180,19 @@ def test_drafters_that_could_be_loaded_are_not_listed_as_loaded() -> None:
     check_drafters(SpecConfig(("self",)), {"ngram"}, {"self"})
     with pytest.raises(UsageError, match=r"Loaded: ngram$"):
         check_drafters(SpecConfig(("eagle",)), {"ngram"}, {"self"})
+
+
+def test_memory_is_made_ready_after_passes_are_timed(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timing gives back what it used, and what was ready."""
+    order: list[str] = []
+
+    def timed(_: object) -> CostTable:
+        order.append("timed")
+        return CostTable({})
+
+    monkeypatch.setattr(loading, "cost_table", timed)
+    monkeypatch.setattr(NativeTarget, "make_ready", lambda _: order.append("ready"))
+    loading.load_model(smollm2_path, trained=(), config=CONFIG)
+    assert order == ["timed", "ready"]

@@ -150,6 +150,9 @@ class Clocked(ToyTarget):
         yield
         self.close(seq.id)
 
+    def make_ready(self) -> None:
+        return
+
     def measured(self, budget: float = 10.0) -> CostTable:
         now = CpuTime(self.seconds, 0.0, None, 2)
         table = measure(self, budget, lambda: self.seconds, lambda: now)

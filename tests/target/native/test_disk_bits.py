@@ -1,5 +1,6 @@
 """Logits after a prefix from the disk are those after the same prefix computed, to the bit."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 
 from paceline.target.kv.page_file import HEADER, PageFile, PageStatus
 from paceline.target.native import library
-from paceline.target.native.target import NativeKVMemory, NativeTarget
+from paceline.target.native.target import BLOCKS_BEFORE, NativeKVMemory, NativeTarget
 from paceline.types import Draft, Feed, Seq
 from support.models import some_tokens
 from support.native_targets import SIZES, native_target, runnable, tiny_model
@@ -242,3 +243,29 @@ def test_these_tests_notice(
         caught = test_bits_are_equal_with_any_threads_and_on_every_path
     with pytest.raises(AssertionError):
         caught(model, expected, tmp_path)
+
+
+def test_memory_is_ready_for_the_pages_and_what_comes_before_them(
+    model: Path, expected: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[int] = []
+    ended = threading.Event()
+
+    def noted(memory: NativeKVMemory, slots: int) -> None:
+        real(memory, slots)
+        ready.append(slots)
+        ended.set()
+
+    real = NativeKVMemory.make_ready
+    monkeypatch.setattr(NativeKVMemory, "make_ready", noted)
+    first = started(model, tmp_path)
+    first.make_ready()
+    logits(first)  # six pages
+    read = started(model, tmp_path, cache_mb=256)
+    assert not ready
+    read.make_ready()
+    assert ended.wait(60)
+    assert ready == [(6 + BLOCKS_BEFORE) * 64]
+    rows, found = logits(read)
+    assert found == 299
+    assert torch.equal(rows, expected)
