@@ -44,6 +44,7 @@ from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, hub
 from paceline.drafters import model_free
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
+from paceline.target.eager.target import placement
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
 T = TypeVar("T")
@@ -339,16 +340,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(one)
     console.print(Table.of(COLUMNS, rows).terminal(1))
     if options.write:
-        name = machine.called(llm.name)
+        name, gpu = machine.called(llm.name), placement(config)[0].type == "cuda"
         about = {
             "model": name,
+            "device": "cuda" if gpu else "cpu",
             "where": llm.target.describe(),
             "drafters": list(drafters + trained),
             **machine.facts(),
         }
         command = machine.command("control", given)
         result = {"machine": about, "command": command, "timed": TIMED, "rows": rows}
-        write(result, f"control-{name}" + ("-trained" if llm.trained else ""))
+        write(result, f"control-{name}" + ("-cuda" if gpu else "") + ("-trained" if llm.trained else ""))
 
 
 def write(result: dict[str, Any], name: str) -> None:

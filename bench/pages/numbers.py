@@ -254,9 +254,11 @@ def under_load(result: Result) -> Lines:
     shown = [f"{_range(found)} on {workload}" for workload, found in gains.items()]
     even = [workload for workload, found in gains.items() if max(found) < NOTHING_GAINED]
     advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
+    machine = result["machine"]
+    where = machine["model"] + (f", {machine['gpu']}" if machine.get("device") == "cuda" else "")
     return [
-        f"- **{UNDER_LOAD} answers at once** ({result['machine']['model']}), times the tokens/s of plain "
-        f"decoding with the default list: {', '.join(shown)}. The fuller a pass, the less drafts gain."
+        f"- **{UNDER_LOAD} answers at once** ({where}), times the tokens/s of plain decoding with "
+        f"the default list: {', '.join(shown)}. The fuller a pass, the less drafts gain."
         f"{advice}"
     ]
 

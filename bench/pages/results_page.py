@@ -78,7 +78,10 @@ def drafters() -> Lines:
 
 def measured(result: Result, title: str) -> Lines:
     machine = result["machine"]
-    where = f"{machine['date']}, commit {machine['commit']}, {machine['cpu']}, {machine['cores']} cores"
+    device = (
+        machine["gpu"] if machine.get("device") == "cuda" else f"{machine['cpu']}, {machine['cores']} cores"
+    )
+    where = f"{machine['date']}, commit {machine['commit']}, {device}"
     return [f"## {title}: {machine['model']}", "", f"`{result['command']}`, {where}", ""]
 
 
