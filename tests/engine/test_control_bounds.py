@@ -371,3 +371,16 @@ def test_a_mixture_is_never_much_slower_than_plain_decoding() -> None:
     assert fast.tokens_per_s >= 0.98 * plain(OWN_EXPERTS, 1, 1500).tokens_per_s
     fixed = simulate(OWN_EXPERTS, chat, SpecConfig(LIST, 8, adaptive=False), 1, 1500)
     assert fixed.tokens_per_s < 0.85 * plain(OWN_EXPERTS, 1, 1500).tokens_per_s  # what the curve saves
+
+
+def test_drafters_that_seemed_dear_are_tried_again_though_no_answer_is_long_enough_to_pay_for_it() -> None:
+    """With many at once an ask took far longer. Passes are so short that one answer could not try one."""
+
+    def speed(own_us: float) -> float:
+        rate = Rate(SMALL_GPU)
+        simulate(SMALL_GPU, chat, SpecConfig(LIST), 1, 1000, answer=48, controller=rate)
+        rate._texts.clear()
+        rate.estimates.own_us = own_us
+        return simulate(SMALL_GPU, chat, SpecConfig(LIST), 1, 3000, answer=48, controller=rate).tokens_per_s
+
+    assert speed(300) > 0.95 * speed(0)

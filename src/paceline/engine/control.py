@@ -51,6 +51,7 @@ READ_PASSES: Final = 4  # before a head that pays is considered again
 UNREAD_PASSES: Final = 16  # the same for one that does not: it reads nothing meanwhile
 FIRST_READING: Final = 0.02  # of a pass: the time of reading one sequence's, before any evidence
 OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
+OWN_FALL: Final = 0.3  # the same where it falls: while it seems long, few are asked, who could correct it
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
@@ -148,6 +149,9 @@ class Rate(Controller, DraftPolicy):
         self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
         self._texts: dict[str, _Text] = {}
         self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
+        # Tokens of time to explore with that texts have left over, by route and drafter: a short text has too
+        # few for one ask, where passes are short.
+        self._unspent: dict[tuple[str, str], float] = {}
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
         # Microseconds by which a sequence's draft may delay its first token, and those that each node adds.
         self._first_us, self._first_rows_us = 0.0, list[float]()
@@ -239,7 +243,7 @@ class Rate(Controller, DraftPolicy):
         if reach == 1 and not gain and text.trials.get(drafter) and not text.bank.plain:
             return min(nodes, self._length(text, drafter, time, reach, seq.spec.accept == "match"))
         if reach == 1 and not gain and self._may_explore(text, drafter):
-            spent = max(text.explored.get(drafter, 0.0), text.to_explore - MAX_EXPLORED)
+            spent = max(text.explored[drafter], text.to_explore - MAX_EXPLORED)
             text.explored[drafter] = spent + self._ask_price(drafter)
             self._explored -= self._start_price(text, drafter)
             may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
@@ -351,8 +355,10 @@ class Rate(Controller, DraftPolicy):
     def _may_explore(self, text: _Text, drafter: str) -> bool:
         if text.bank.plain and self._time(drafter) is None:
             return False
-        left = min(text.to_explore - text.explored.get(drafter, 0.0), MAX_EXPLORED)
-        missing = self._ask_price(drafter) - left
+        spent = text.explored.get(drafter)
+        if spent is None:
+            spent = text.explored[drafter] = -self._unspent.pop((text.route, drafter), 0.0)
+        missing = self._ask_price(drafter) - min(text.to_explore - spent, MAX_EXPLORED)
         if missing > 0:
             text.wait = min(text.wait, missing / (EXPLORED * self._share))
             return False
@@ -582,7 +588,8 @@ class Rate(Controller, DraftPolicy):
         own_us, known = max(0.0, r.draft_us - sum(by.values())) / all_asks, self.estimates
         if not after_prompt:
             before = known.own_us
-            known.own_us += OWN_SHARE * (min(own_us, MAX_OUTLIER * before or own_us) - before)
+            share = OWN_SHARE if own_us > before else OWN_FALL
+            known.own_us += share * (min(own_us, MAX_OUTLIER * before or own_us) - before)
         if own_us > MAX_OUTLIER * known.own_us:
             own_us = MAX_OUTLIER * known.own_us
         begun = [name for s in rounds if s.asked for name in self._begin(s)]
@@ -702,12 +709,18 @@ class Rate(Controller, DraftPolicy):
             source.factor.learn(len(scores) - certain, expected, max(0, accepted - certain))
 
     def end(self, seq: Seq) -> None:
-        self._texts.pop(seq.id, None)
         self._awaited.discard(seq.id)
+        text = self._texts.pop(seq.id, None)
+        if text is None:
+            return
+        for drafter, spent in text.explored.items():
+            kept = self._unspent.get((text.route, drafter), 0.0) + max(0.0, text.to_explore - spent)
+            self._unspent[text.route, drafter] = min(kept, MAX_EXPLORED / 2)
 
     def forget(self, drafter: str) -> None:
         self.estimates.forget(drafter)
         self._reads.pop(drafter, None)
+        self._unspent = {key: left for key, left in self._unspent.items() if key[1] != drafter}
         for text in self._texts.values():
             text.gains.pop(drafter, None)
             text.sources.pop(drafter, None)
