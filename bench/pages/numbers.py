@@ -27,7 +27,6 @@ PEER_READERS: Final = {  # whose answers and who reads them: a short name
 Lines = list[str]
 WORKLOADS: Final = {"agents": "agents' turns", "chat": "chats", "mixed": "both mixed"}  # of `bench control`
 UNDER_LOAD: Final = 16  # answers at once, for the advice about full passes
-NOTHING_GAINED: Final = 1.01  # times plain: drafts are not worth it below
 
 
 def page() -> str:
@@ -226,8 +225,7 @@ def on_a_gpu() -> Lines:
 
 def when_not() -> Lines:
     lines = ["## When not?", ""]
-    for result in results_folder.read("control"):
-        lines += under_load(result)
+    lines += under_load(results_folder.read("control"))
     for result in results_folder.read("serve"):
         lines += _many_agents(result)
     for result in results_folder.read("drafters"):
@@ -243,23 +241,26 @@ def when_not() -> Lines:
     return lines
 
 
-def under_load(result: Result) -> Lines:
-    """Of a controller alone, not of one with a trained drafter: decoding, where passes are full."""
-    rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] == UNDER_LOAD]
-    if not rows or any(row["against_untrained"] for row in rows):
-        return []
-    gains: dict[str, list[float]] = {}
-    for row in rows:
-        gains.setdefault(WORKLOADS[row["workload"]], []).append(row["against_plain"]["adaptive"]["median"])
-    shown = [f"{_range(found)} on {workload}" for workload, found in gains.items()]
-    even = [workload for workload, found in gains.items() if max(found) < NOTHING_GAINED]
-    advice = f" Set `drafters: [none]` in a route of nothing but {' and '.join(even)}." if even else ""
-    machine = result["machine"]
-    where = machine["model"] + (f", {machine['gpu']}" if machine.get("device") == "cuda" else "")
+def under_load(results: Sequence[Result]) -> Lines:
+    """Of controllers alone, not of those with a trained drafter: decoding, where passes are full."""
+    by_model: dict[str, list[str]] = {}
+    for result in results:
+        rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] == UNDER_LOAD]
+        if not rows or any(row["against_untrained"] for row in rows):
+            continue
+        gains: dict[str, list[float]] = {}
+        for row in rows:
+            found = row["against_plain"]["adaptive"]["median"]
+            gains.setdefault(WORKLOADS[row["workload"]], []).append(found)
+        machine = result["machine"]
+        where = machine["gpu"].removeprefix("NVIDIA ") if machine.get("device") == "cuda" else "CPU"
+        shown = ", ".join(f"{_range(found)} on {workload}" for workload, found in gains.items())
+        by_model.setdefault(machine["model"], []).append(f"{where} {shown}")
     return [
-        f"- **{UNDER_LOAD} answers at once** ({where}), times the tokens/s of plain decoding with "
-        f"the default list: {', '.join(shown)}. The fuller a pass, the less drafts gain."
-        f"{advice}"
+        f"- **{UNDER_LOAD} answers at once** ({model}), the default list's tokens/s, x plain: "
+        f"{'; '.join(sorted(found))}. The fuller a pass, the less drafts gain. Below 1: "
+        "`drafters: [none]`."
+        for model, found in by_model.items()
     ]
 
 
