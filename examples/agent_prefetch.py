@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.request import urlopen
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 from paceline.agent import Prefetch
 
@@ -235,6 +235,12 @@ def main() -> None:
     parser.add_argument("--tool-ms", type=int, default=300)
     options = parser.parse_args()
     client = OpenAI(base_url=options.base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
+    try:
+        model = client.models.list().data[0].id
+    except APIConnectionError:
+        raise SystemExit(
+            f"no server answers at {options.base_url}: start one with `paceline serve smollm2-135m`"
+        ) from None
     with slow_service(options.tool_ms / 1000) as base:
         tools = {
             "get_order": lambda order_id: get(base, "orders", order_id),
@@ -242,9 +248,7 @@ def main() -> None:
             "get_depot": lambda depot_id: get(base, "depots", depot_id),
         }
         with Prefetch(tools, safe=list(tools)) as prefetch:
-            compare(
-                Agent(client, client.models.list().data[0].id, prefetch, f"example-{uuid.uuid4().hex[:8]}")
-            )
+            compare(Agent(client, model, prefetch, f"example-{uuid.uuid4().hex[:8]}"))
 
 
 def compare(agent: Agent) -> None:
