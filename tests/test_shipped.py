@@ -6,16 +6,14 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-import torch
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
-from paceline.drafters.none import NoDrafter
 from paceline.errors import ModelError, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
 from paceline.heads.local_heads import SHIPPED, available_heads, drafter_path, output_path, shipped
-from paceline.loading import copy_to_store, default_heads, find_heads
+from paceline.loading import copy_to_store, find_heads, model_fingerprint
 
 NAME = "smollm2-135m-block"
 MOST_BYTES = 14 << 20
@@ -142,40 +140,18 @@ def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -
     assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}
 
 
-def _on_a_gpu(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
-    return torch.device("cuda"), torch.bfloat16
-
-
-def test_it_serves_its_model_unasked_on_a_gpu_alone(
-    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    assert default_heads(smollm2_path, EngineConfig(device="cpu")) == []
-    monkeypatch.setattr("paceline.loading.placement", _on_a_gpu)
-    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
-    card = copy_to_store(*find_heads([NAME])).root / CARD
-    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
-    card.write_text(card.read_text().replace(read_card(card.parent).fingerprint, "another model's"))
-    assert default_heads(smollm2_path, EngineConfig()) == []
-    card.write_text("{")
-    assert default_heads(smollm2_path, EngineConfig()) == []
-    card.unlink()  # as while it is being trained
-    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
-    monkeypatch.setattr("paceline.loading.open_checkpoint", Path.read_bytes)
-    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
-        default_heads(tmp_path, EngineConfig())
-
-
-def test_the_usual_ones_are_for_those_who_name_no_drafters(
-    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.loading.default_heads", lambda model, config: [NAME])
+def test_it_serves_those_who_name_it_alone(smollm2_path: Path) -> None:
     default = SpecConfig().drafters
-    assert LLM(str(smollm2_path)).spec.drafters == (*default, "block")
-    assert LLM(str(smollm2_path), trained=()).spec.drafters == default
-    mine = NoDrafter()
-    monkeypatch.setattr(mine, "name", "block")
-    assert LLM(str(smollm2_path), drafters=[mine]).drafters["block"] is mine
+    assert LLM(str(smollm2_path)).spec.drafters == default
+    assert LLM(str(smollm2_path), trained=NAME).spec.drafters == (*default, "block")
     named = LLM(str(smollm2_path), spec=SpecConfig(("suffix",)))
     assert not named.trained
     assert named.spec.drafters == ("suffix",)
+
+
+def test_a_model_that_cannot_be_read_has_no_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.loading.open_checkpoint", Path.read_bytes)
+    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+        model_fingerprint(tmp_path)

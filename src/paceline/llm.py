@@ -86,8 +86,7 @@ class LLM(ToolRuns[Turns, Run], Batches[list[Result], list[Outcome]]):
     spec: None: the drafters grammar, suffix and ngram, then those below. `self` and `quantized` are loaded
     only if it names them.
     drafters: your own, as objects or as import paths (`mymodule:Echo`). The spec may have such paths too.
-    trained: heads that `paceline train` made for this model, by name or folder, one or several. None: without
-    a spec and on a GPU, a head in the package that fits the model.
+    trained: heads that `paceline train` made for this model, by name or folder, one or several.
     draft_model: a smaller model, as the drafter `model`.
     draft_vocab: for a draft model with another tokenizer. intersection: it drafts tokens that both
     vocabularies have; text: its text is tokenized again; auto: the better of the two for the request.

@@ -38,7 +38,6 @@ from paceline.heads.local_heads import (
     available_heads,
     drafter_path,
     in_package,
-    shipped,
     store_folder,
 )
 from paceline.heads.registry import HEAD_TYPES
@@ -106,10 +105,7 @@ def load_model(
     if spec is not None:
         names = {path: drafter.name for path, drafter in imported.items()}
         spec = replace(spec, drafters=tuple(names.get(name, name) for name in spec.drafters))
-    if trained is None and spec is None:
-        heads = [head for head in find_heads(default_heads(path, config)) if head.kind not in custom]
-    else:
-        heads = find_heads(trained or ())
+    heads = find_heads(trained or ())
     ready = model_free() | custom
     _check_kinds(heads, ready)
     extra = (*custom, *(head.kind for head in heads), *(("model",) if draft_model else ()))
@@ -276,23 +272,6 @@ def find_heads(names: Name | Sequence[Name]) -> list[TrainedHead]:
             )
         heads[kind] = TrainedHead(folder.name, kind, folder, version)
     return list(heads.values())
-
-
-def default_heads(model: Path, config: EngineConfig) -> list[str]:
-    """Heads in the package that are used without being named: on a GPU, where they pay; none on a CPU."""
-    if placement(config)[0].type == "cpu":
-        return []
-    names, target = [folder.name for folder in shipped()], model_fingerprint(model)
-    return [name for name in names if _target_of(name) == target]
-
-
-def _target_of(name: str) -> str:
-    """The fingerprint of a head's target. A card that cannot be read fails only if the head is named."""
-    try:
-        return read_card(drafter_path(name)).fingerprint
-    except PacelineError as problem:
-        log.warning("%s is left out: %s", name, problem)
-        return ""
 
 
 def model_fingerprint(model: Path) -> str:
