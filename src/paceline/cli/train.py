@@ -57,7 +57,7 @@ class DrafterChoice:
     ] = 0
 
     def folder(self) -> Path:
-        """By default a name that no drafter in the package has: those serve unasked, by their names."""
+        """By default a name that no drafter in the package has: those are found by their names."""
         from paceline.heads.local_heads import output_path
 
         return output_path(self.out or f"{Path(self.target).name}-{self.kind}-local")
