@@ -137,6 +137,7 @@ FOLDERS: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize("family", FOLDERS)
 def test_float_weights_in_eight_bits(tmp_path: Path, family: str) -> None:
     """Widths that are no multiple of a group, biases on every projection, every setting of the decoder."""
+    torch.manual_seed(0)  # where experts are all but equal, eight bits choose others
     save_reference(family, tmp_path, **{"head_dim": 32, **FOLDERS[family]})
     target = native_target(tmp_path, dtype="int8", home=tmp_path / "home")
     check_every_layer(target, tmp_path, 300, int8=True)
