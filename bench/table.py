@@ -55,11 +55,11 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def spread(value: Mapping[str, float] | None, digits: int = 2) -> str:
-    """Median, lowest and highest."""
+    """Median, lowest and highest; the value alone where it was measured once."""
     if not value:
         return "-"
     middle, low, high = (f"{value[key]:.{digits}f}" for key in ("median", "low", "high"))
-    return f"{middle} ({low} to {high})"
+    return middle if value["low"] == value["high"] else f"{middle} ({low} to {high})"
 
 
 def _line(cells: Iterable[str]) -> str:

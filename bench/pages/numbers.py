@@ -14,6 +14,7 @@ from bench.pages import gpu
 from bench.pages.readme import best_peer, of_mode, pooled, throughput
 from bench.peers.systems import precision
 from bench.results_folder import Result
+from bench.runs.arms import LLAMA
 from bench.runs.arms import OURS as RUNS_OURS
 from bench.table import Table, number, spread
 
@@ -56,11 +57,23 @@ def whole_runs() -> Lines:
         "## How long does an agent's run take?",
         "",
         "Recorded conversations replayed turn by turn over HTTP, on the same GGUF file. Cold: new processes. "
-        "Seen: new processes, after an earlier one has read the system prompts and tools. "
+        "Seen: new processes, after an earlier one has read the system prompts and tools; "
+        f"llama.cpp's client saves and restores its slots (else: {_unsaved(results)} times longer). "
         + " ".join(openings),
         "",
         *Table(head, [row for result in results for row in _against_servers(result)]).markdown(),
     ]
+
+
+def _unsaved(results: Sequence[Result]) -> str:
+    """A restarted llama.cpp whose client saves nothing is as slow as a new one: over paceline, by model."""
+    found = []
+    for result in results:
+        seconds = {(row["state"], row["arm"]): row["run_s"]["median"] for row in result["rows"]}
+        cold = [s for (state, arm), s in seconds.items() if state == "cold" and arm.startswith(LLAMA)]
+        if cold and ("seen", RUNS_OURS) in seconds:
+            found.append(f"{min(cold) / seconds['seen', RUNS_OURS]:.1f}")
+    return " and ".join(found)
 
 
 def _against_servers(result: Result) -> list[list[str]]:

@@ -58,7 +58,7 @@ def agent_turns(result: Result) -> list[str]:
 def whole_runs(result: Result) -> list[list[str]]:
     """Whole runs with empty caches, and after a restart with tools and system prompt seen before."""
     names = {"cold": "", "seen": ", tools and system prompt seen before a restart"}
-    lines = []
+    lines, tried = [], result["tried"]
     for state, which in names.items():
         rows = {row["arm"]: row for row in result["rows"] if row["state"] == state}
         others = {row["arm"]: row for row in result["ratios"] if row["state"] == state}
@@ -69,8 +69,11 @@ def whole_runs(result: Result) -> list[list[str]]:
             continue
         ours, plain, peer = rows[OURS], rows.get(PLAIN), rows[fastest["arm"]]
         turns = f"{ours['conversations']} agent runs, {ours['turns']} turns over HTTP{which}, s"
+        if ours["rounds"] > 1:
+            turns += f" (median of {ours['rounds']} rounds)"
         slower = "-" if plain is None else number(plain["run_s"]["median"], 1)
-        shown = f"{number(peer['run_s']['median'], 1)} ({fastest['arm']}), {fastest['median']:.1f} times"
+        arm = fastest["arm"] + (f", fastest of {len(tried)} settings" if len(tried) > 1 else "")
+        shown = f"{number(peer['run_s']['median'], 1)} ({arm}), {fastest['median']:.1f} times"
         name = f"{result['machine']['model']}, {turns}"
         lines.append([name, f"**{number(ours['run_s']['median'], 1)}**", slower, shown])
     return lines
