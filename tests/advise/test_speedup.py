@@ -1,11 +1,15 @@
 """The formula of speculative decoding, against enumeration, simulation and known figures."""
 
+import json
+import math
 import random
 from itertools import product
 
 import pytest
 
 from paceline.advise.speedup import (
+    MAX_MS,
+    MIN_MS,
     Costs,
     DraftCost,
     Roofline,
@@ -82,10 +86,77 @@ def test_drafts_that_cost_more_than_they_can_bring_have_no_break_even() -> None:
     assert break_even(Costs(Roofline(10), DraftCost(20)), 2) is None
 
 
-def test_the_crossover_is_where_arithmetic_takes_as_long_as_memory() -> None:
-    assert crossover_rows(Roofline(100, compute_ms=5)) == pytest.approx(20)
-    assert crossover_rows(Roofline(100, row_ms=10)) == pytest.approx(10)
-    assert crossover_rows(Roofline(100)) is None
+@pytest.mark.parametrize(
+    ("row_ms", "compute_ms", "rows"),
+    [(0, 5, 20), (1, 2, 99), (0, 0, None), (10, 0, None), (3, 2, None), (0, 200, 1)],
+)
+def test_the_crossover_is_where_the_pass_begins_to_follow_its_arithmetic(
+    row_ms: float, compute_ms: float, rows: float | None
+) -> None:
+    target = Roofline(100, row_ms, compute_ms)
+    assert crossover_rows(target) == (None if rows is None else pytest.approx(rows))
+    if rows is not None and rows > 1:
+        assert target(int(rows) - 1) > compute_ms * (rows - 1)
+        assert target(int(rows) + 1) == compute_ms * (rows + 1)
+
+
+def test_a_measured_curve_crosses_over_where_its_rows_take_as_long_as_the_weights() -> None:
+    assert crossover_rows(lambda rows: max(100.0, 5.0 * rows)) == pytest.approx(20)
+    assert crossover_rows(lambda rows: 100.0) is None
+    assert estimate(0.5, 4, Costs(Roofline(100, compute_ms=5))).crossover_batch == pytest.approx(4)
+
+
+def test_drafts_may_have_a_measured_time_for_each_length() -> None:
+    draft = DraftCost(curve=((2, 6.0), (4, 8.0), (8, 20.0)))
+    assert [draft(k) for k in (0, 1, 2, 3, 4, 6, 8, 10)] == [0, 6, 6, 7, 8, 14, 20, 26]
+    assert DraftCost(curve=((4, 8.0), (8, 20.0)))(1) == 8
+    falling = DraftCost(curve=((1, 20.0), (3, 10.0)))
+    assert [falling(k) for k in (2, 3, 9)] == [15, 10, 10]
+    made = estimate(0.75, 5, Costs(Roofline(100), draft))
+    assert [at.draft_ms for at in made.lengths[:6]] == [0, 6, 6, 7, 8, 11]
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        ((1, 1.0),),
+        ((2, 1.0), (1, 2.0)),
+        ((1, 1.0), (1, 2.0)),
+        ((0, 1.0), (1, 2.0)),
+        ((1, 1.0), (65, 2.0)),
+        ((1, -1.0), (2, 1.0)),
+        ((1, 1.0), (2, math.inf)),
+        ((1, math.nan), (2, 1.0)),
+    ],
+)
+def test_a_curve_of_drafts_rises_and_has_usable_times(curve: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(SettingError):
+        DraftCost(curve=curve)
+
+
+def test_drafts_of_more_sequences_may_cost_more() -> None:
+    costs = Costs(Roofline(100), DraftCost(5, draft_row_ms=1), batch=3)
+    assert costs.draft_ms(4) == 4 * 5 + 4 * 2 * 1
+    made = estimate(0.75, 5, costs)
+    speedups = [at.chosen_speedup for at in made.batches]
+    assert speedups == sorted(speedups, reverse=True)
+    assert next(at for at in made.batches if at.batch == 3).chosen_speedup == made.chosen.speedup
+
+
+@pytest.mark.parametrize("extreme", [MIN_MS, MAX_MS])
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_every_figure_is_finite(acceptance: float, extreme: float) -> None:
+    for target in (Roofline(extreme, MAX_MS, MAX_MS), Roofline(extreme)):
+        for draft in (DraftCost(), DraftCost(MAX_MS, MAX_MS, MAX_MS)):
+            made = estimate(acceptance, 64, Costs(target, draft, 4096))
+            json.dumps(made.as_dict(), allow_nan=False)
+
+
+def test_the_longest_draft_is_never_below_the_chosen_one() -> None:
+    assert len(estimate(0.5, 20, Costs(Roofline(100))).lengths) == 21
+    assert len(estimate(0.5, 5, Costs(Roofline(100)), 5).lengths) == 6
+    with pytest.raises(SettingError, match="max_draft=4"):
+        estimate(0.5, 5, Costs(Roofline(100)), 4)
 
 
 def test_speculation_fades_out_as_the_batch_grows() -> None:
@@ -104,9 +175,11 @@ def test_what_is_out_of_bounds_is_refused(acceptance: float, length: int) -> Non
 
 
 def test_costs_below_nothing_are_refused() -> None:
-    with pytest.raises(SettingError):
-        Roofline(0)
-    with pytest.raises(SettingError):
-        DraftCost(-1)
+    for wrong in (0, math.inf, math.nan):
+        with pytest.raises(SettingError):
+            Roofline(wrong)
+    for wrong in (-1, math.inf, math.nan):
+        with pytest.raises(SettingError):
+            DraftCost(wrong)
     with pytest.raises(SettingError):
         Costs(Roofline(1), batch=0)

@@ -6,11 +6,15 @@ An SVG follows the reader's dark or light theme, in a page and on its own, and r
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import floor, log10
+from importlib.util import find_spec
+from math import floor, log2, log10
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.errors import SettingError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH: Final = 640  # pixels
 HEIGHT: Final = 300
@@ -38,7 +42,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over numbers, or bars over labels. level: a value to compare with, drawn across."""
+    """Lines over numbers, or bars over labels.
+
+    level: a value to compare with, drawn across. mark: a place on the x axis, and its name. log: numbers are
+    as far apart as their logarithms.
+    """
 
     title: str
     x_label: str
@@ -47,6 +55,8 @@ class Chart:
     series: Sequence[Series]
     bars: bool = False
     level: float | None = None
+    mark: tuple[float, str] | None = None
+    log: bool = False
 
     @property
     def top(self) -> float:
@@ -55,14 +65,35 @@ class Chart:
         return max([*highs, *values, self.level or 0.0, 1e-9])
 
 
-def save(chart: Chart, path: Path) -> None:
-    """As the ending of the name says: .svg or .png."""
-    if path.suffix == ".svg":
-        path.write_text(svg(chart, standalone=True), "utf-8")
-    elif path.suffix == ".png":
-        _save_png(chart, path)
-    else:
+def require_format(path: Path) -> None:
+    """Called before a long run: `save` can write a file of this name."""
+    ending = path.suffix.lower()
+    if ending not in (".svg", ".png"):
         raise SettingError("plot", path.name, "a name that ends in .svg or .png")
+    if ending == ".png" and find_spec("matplotlib") is None:
+        hint = "pip install 'paceline[plot]', or give a name that ends in .svg"
+        raise UsageError(f"a PNG needs matplotlib: {hint}")
+
+
+def save(charts: Sequence[Chart], path: Path) -> None:
+    """One below the other, as the ending of the name says: .svg or .png."""
+    require_format(path)
+    if path.suffix.lower() == ".png":
+        _save_png(charts, path)
+    else:
+        path.write_text(_page(charts), "utf-8")
+
+
+def _page(charts: Sequence[Chart]) -> str:
+    if len(charts) == 1:
+        return svg(charts[0], standalone=True)
+    height = HEIGHT * len(charts)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}">'
+    )
+    parts = [svg(chart, standalone=True, top=HEIGHT * i) for i, chart in enumerate(charts)]
+    return f"{head}\n{''.join(parts)}</svg>\n"
 
 
 def terminal_bars(labels: Sequence[str], values: Sequence[float], marked: int | None = None) -> list[str]:
@@ -87,7 +118,8 @@ class _Plane:
 
     def __init__(self, chart: Chart) -> None:
         self.marks = ticks(chart.top)
-        self._numbers = [x for x in chart.xs if not isinstance(x, str)]
+        self._log = chart.log
+        self._numbers = [self._number(x) for x in chart.xs if not isinstance(x, str)]
         self._count = len(chart.xs)
 
     def y(self, value: float) -> float:
@@ -95,24 +127,35 @@ class _Plane:
 
     def x(self, index: int) -> float:
         """The middle of a bar's slot, or the place of a number."""
-        width = WIDTH - LEFT - RIGHT
         if not self._numbers:
-            return LEFT + (index + 0.5) * width / self._count
+            return LEFT + (index + 0.5) * self.slot
+        return self._at(self._numbers[index])
+
+    def mark_x(self, value: float) -> float | None:
+        """The place of a number; None: it is outside."""
+        if not self._numbers or not self._numbers[0] <= (number := self._number(value)) <= self._numbers[-1]:
+            return None
+        return self._at(number)
+
+    def _number(self, value: float) -> float:
+        return log2(value) if self._log else value
+
+    def _at(self, number: float) -> float:
         low, high = self._numbers[0], self._numbers[-1]
-        return LEFT + (self._numbers[index] - low) / ((high - low) or 1) * width
+        return LEFT + (number - low) / ((high - low) or 1) * (WIDTH - LEFT - RIGHT)
 
     @property
     def slot(self) -> float:
         return (WIDTH - LEFT - RIGHT) / self._count
 
 
-def svg(chart: Chart, standalone: bool = False) -> str:
-    """standalone: with its own style, for a file; in a page the page has STYLE once."""
-    plane = _Plane(chart)
+def svg(chart: Chart, standalone: bool = False, top: int = 0) -> str:
+    """standalone: with its own style, for a file; in a page the page has STYLE once. top: where it begins."""
+    plane, place = _Plane(chart), f' y="{top}"' if top else ""
     style = f"<style>{STYLE}</style>" if standalone else ""
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escape(chart.title)}">{style}',
+        f'width="{WIDTH}" height="{HEIGHT}"{place} role="img" aria-label="{escape(chart.title)}">{style}',
         _text(LEFT, 18, chart.title, "start", "title"),
         *_axes(chart, plane),
         *(_bars(chart, plane) if chart.bars else _lines(chart, plane)),
@@ -131,6 +174,7 @@ def _axes(chart: Chart, plane: _Plane) -> list[str]:
     if chart.level is not None:
         y = plane.y(chart.level)
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y, "level", ' stroke-dasharray="4 3"'))
+    parts += _mark(chart, plane)
     every = -(-len(chart.xs) // 20)
     for i in range(0, len(chart.xs), every):
         x = chart.xs[i]
@@ -140,6 +184,15 @@ def _axes(chart: Chart, plane: _Plane) -> list[str]:
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'<g transform="rotate(-90 14 {middle:g})">{_text(14, middle, chart.y_label, "middle")}</g>'
     return [*parts, turned]
+
+
+def _mark(chart: Chart, plane: _Plane) -> list[str]:
+    """A line from top to bottom, with its name beside it."""
+    if chart.mark is None or (x := plane.mark_x(chart.mark[0])) is None:
+        return []
+    anchor, at = ("start", x + 5) if x < WIDTH / 2 else ("end", x - 5)
+    line = _line(x, TOP, x, HEIGHT - BOTTOM, "level", ' stroke-dasharray="2 3"')
+    return [line, _text(at, HEIGHT - BOTTOM - 8, chart.mark[1], anchor)]
 
 
 def _lines(chart: Chart, plane: _Plane) -> list[str]:
@@ -195,27 +248,28 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str, more: str = "")
     return f'<line {ends} class="{kind}"{more}/>'
 
 
-def _save_png(chart: Chart, path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        hint = "pip install 'paceline[plot]', or give a name that ends in .svg"
-        raise UsageError(f"a PNG needs matplotlib: {hint}") from None
-    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=160, layout="constrained")
-    axes = figure.subplots()
+def _save_png(charts: Sequence[Chart], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    size = (WIDTH / 100, len(charts) * HEIGHT / 100)
+    figure = Figure(figsize=size, dpi=160, layout="constrained")
+    for chart, axes in zip(charts, figure.subplots(len(charts), squeeze=False)[:, 0], strict=True):
+        _plot(chart, axes)
+    figure.savefig(path, format="png")
+
+
+def _plot(chart: Chart, axes: "Axes") -> None:
+    xs = [float(x) for x in chart.xs]
     for series, colour in zip(chart.series, COLOURS, strict=False):
-        axes.plot(
-            [float(x) for x in chart.xs],
-            list(series.values),
-            "o-",
-            color=colour,
-            label=series.name,
-            markersize=4,
-        )
+        axes.plot(xs, list(series.values), "o-", color=colour, label=series.name, markersize=4)
     if chart.level is not None:
         axes.axhline(chart.level, color="grey", linestyle="--", linewidth=1)
+    if chart.mark is not None and xs[0] <= chart.mark[0] <= xs[-1]:
+        axes.axvline(chart.mark[0], color="grey", linestyle=":", linewidth=1, label=chart.mark[1])
+    if chart.log:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
     axes.grid(alpha=0.25)
     if len(chart.series) > 1:
         axes.legend()
-    figure.savefig(path)

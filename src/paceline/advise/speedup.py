@@ -6,16 +6,19 @@ pass for one; here it has the cost that its rows have, and so has the draft.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final
 
-from paceline.config import require, require_between, require_min, require_positive, require_whole
+from paceline.config import require, require_between, require_whole
 
-Cost = Callable[[int], float]  # rows of a pass, or tokens of a draft, to milliseconds
+Cost = Callable[[int], float]  # rows of a pass to milliseconds
+DraftTime = Callable[[int, int], float]  # tokens of each draft, and sequences that have one, to milliseconds
 
 MAX_LENGTH: Final = 16  # longest draft that is considered
+LONGEST: Final = 64  # that can be
+MIN_MS, MAX_MS = 1e-6, 1e9  # of a pass: no figure overflows between them
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 _MANY_ROWS: Final = 4096  # far beyond the crossover of any curve
 
@@ -29,25 +32,65 @@ class Roofline:
     compute_ms: float = 0.0  # arithmetic of one row
 
     def __post_init__(self) -> None:
-        require_positive(self, "target_ms")
-        require_min(self, row_ms=0, compute_ms=0)
+        require_between(self, MIN_MS, MAX_MS, "target_ms")
+        require_between(self, 0, MAX_MS, "row_ms", "compute_ms")
 
     def __call__(self, rows: int) -> float:
         return max(self.target_ms + self.row_ms * (rows - 1), self.compute_ms * rows)
 
+    @property
+    def crossover_rows(self) -> float | None:
+        """Rows from which on a pass is bound by arithmetic; None: it never is."""
+        if self.compute_ms <= self.row_ms:
+            return None
+        return max(1.0, (self.target_ms - self.row_ms) / (self.compute_ms - self.row_ms))
+
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """The time of a draft: one part for each draft, one for each of its tokens."""
+    """The time of drafts that are made together: one part for each round, one for each token of a draft."""
 
     draft_ms: float = 0.0  # of each drafted token
     draft_start_ms: float = 0.0  # of each draft
+    draft_row_ms: float = 0.0  # of each drafted token of each further sequence
+    # Measured drafts of one sequence, instead of the first two: tokens, and milliseconds.
+    curve: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        require_min(self, draft_ms=0, draft_start_ms=0)
+        require_between(self, 0, MAX_MS, "draft_ms", "draft_start_ms", "draft_row_ms")
+        require(
+            _is_curve,
+            "draft_ms",
+            self.curve,
+            f"two or more lengths that rise, 1 to {LONGEST}, with 0 to {MAX_MS:g} ms",
+        )
 
-    def __call__(self, length: int) -> float:
-        return self.draft_start_ms + self.draft_ms * length if length else 0.0
+    def __call__(self, length: int, batch: int = 1) -> float:
+        if not length:
+            return 0.0
+        alone = self._on_curve(length) if self.curve else self.draft_start_ms + self.draft_ms * length
+        return alone + self.draft_row_ms * length * (batch - 1)
+
+    def _on_curve(self, length: int) -> float:
+        """Linear between the points, as the first below it, beyond the last by the last two if these rise."""
+        points = self.curve
+        if length <= points[0][0]:
+            return points[0][1]
+        i = next((i for i, (at, _) in enumerate(points) if at >= length), len(points) - 1)
+        (x0, y0), (x1, y1) = points[i - 1], points[i]
+        if length > x1 and y1 < y0:
+            return y1
+        return y0 + (y1 - y0) * (length - x0) / (x1 - x0)
+
+
+def _is_curve(points: Sequence[tuple[int, float]]) -> bool:
+    lengths = [length for length, _ in points]
+    return (
+        len(lengths) != 1
+        and lengths == sorted(set(lengths))
+        and all(1 <= length <= LONGEST for length in lengths)
+        and all(0 <= ms <= MAX_MS for _, ms in points)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +98,7 @@ class Costs:
     """A round of `batch` sequences: one draft each, made together, then one pass over all of them."""
 
     target: Cost
-    draft: Cost = field(default_factory=DraftCost)
+    draft: DraftTime = field(default_factory=DraftCost)
     batch: int = 1
 
     def __post_init__(self) -> None:
@@ -65,8 +108,11 @@ class Costs:
     def verify_ms(self, length: int) -> float:
         return self.target(self.batch * (1 + length))
 
+    def draft_ms(self, length: int) -> float:
+        return self.draft(length, self.batch)
+
     def round_ms(self, length: int) -> float:
-        return self.verify_ms(length) + self.draft(length)
+        return self.verify_ms(length) + self.draft_ms(length)
 
     def speedup(self, tokens: float, length: int) -> float:
         """Against plain decoding of the same batch. tokens: expected of each sequence in a round."""
@@ -102,12 +148,15 @@ def break_even(costs: Costs, length: int) -> float | None:
 
 
 def crossover_rows(target: Cost) -> float | None:
-    """Rows at which the arithmetic of a pass takes as long as reading the weights does.
+    """Rows from which on a pass is bound by arithmetic; with fewer it is by memory, and a row is cheap.
 
-    With fewer, the pass is bound by memory and another row is cheap. None: no row costs anything.
+    Of a measured curve: at which its rows, at the price of one of many, take as long as a pass of one row,
+    which reads the weights. None: it never is.
     """
+    if isinstance(target, Roofline):
+        return target.crossover_rows
     row_ms = target(_MANY_ROWS) - target(_MANY_ROWS - 1)
-    return target(1) / row_ms if row_ms > 1e-9 * target(1) else None
+    return max(1.0, target(1) / row_ms) if row_ms > 1e-9 * target(1) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +177,7 @@ class BatchEstimate:
     batch: int
     draft_length: int
     speedup: float
+    chosen_speedup: float  # of the length that was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +195,7 @@ class Estimate:
     best: LengthEstimate
     break_even_acceptance: float | None
     crossover_rows: float | None
+    crossover_batch: float | None  # sequences whose drafts of the chosen length have these rows
     textbook: Textbook
     batch: int
     lengths: tuple[LengthEstimate, ...]
@@ -159,38 +210,50 @@ class Estimate:
         return {**asdict(self), "accepted": self.accepted}
 
 
-def estimate(acceptance: float, length: int, costs: Costs, max_length: int = MAX_LENGTH) -> Estimate:
-    """The expected speed-up at one acceptance, by draft length and by batch."""
-    require(lambda x: 0 <= x <= 1, "acceptance", acceptance, "0 to 1")
-    require(lambda x: 1 <= x <= 64, "draft_length", length, "1 to 64")
-    require(lambda x: 1 <= x <= 64, "max_draft", max_length, "1 to 64")
-    tokens = tokens_by_length([acceptance] * max(length, max_length))
+def estimate(acceptance: float, length: int, costs: Costs, max_length: int | None = None) -> Estimate:
+    """The expected speed-up at one acceptance, by draft length and by batch.
+
+    max_length: the longest draft that is considered; None: MAX_LENGTH, or `length` where that is longer.
+    """
+    longest = require_lengths(acceptance, length, max_length)
+    tokens, crossover = tokens_by_length([acceptance] * longest), crossover_rows(costs.target)
     lengths = tuple(_at(k, tokens, costs) for k in range(len(tokens)))
     return Estimate(
         acceptance,
         lengths[length],
         lengths[best_length(tokens, costs)],
         break_even(costs, length),
-        crossover_rows(costs.target),
+        crossover,
+        None if crossover is None else crossover / (1 + length),
         _textbook(acceptance, length, costs),
         costs.batch,
         lengths,
-        tuple(_at_batch(batch, tokens, costs) for batch in BATCHES),
+        tuple(_at_batch(batch, length, tokens, costs) for batch in sorted({*BATCHES, costs.batch})),
     )
+
+
+def require_lengths(acceptance: float, length: int, max_length: int | None = None) -> int:
+    """Refuses what `estimate` cannot use. Returns the longest draft that is considered."""
+    require(lambda x: 0 <= x <= 1, "acceptance", acceptance, "0 to 1")
+    require(lambda x: 1 <= x <= LONGEST, "draft_length", length, f"1 to {LONGEST}")
+    longest = max(length, MAX_LENGTH) if max_length is None else max_length
+    require(lambda x: length <= x <= LONGEST, "max_draft", longest, f"{length} (draft_length) to {LONGEST}")
+    return longest
 
 
 def _at(length: int, tokens: Sequence[float], costs: Costs) -> LengthEstimate:
     speedup = costs.speedup(tokens[length], length)
-    return LengthEstimate(length, tokens[length], costs.draft(length), costs.verify_ms(length), speedup)
+    return LengthEstimate(length, tokens[length], costs.draft_ms(length), costs.verify_ms(length), speedup)
 
 
-def _at_batch(batch: int, tokens: Sequence[float], costs: Costs) -> BatchEstimate:
-    shared = Costs(costs.target, costs.draft, batch)
-    length = best_length(tokens, shared)
-    return BatchEstimate(batch, length, shared.speedup(tokens[length], length))
+def _at_batch(batch: int, chosen: int, tokens: Sequence[float], costs: Costs) -> BatchEstimate:
+    shared = replace(costs, batch=batch)
+    best = best_length(tokens, shared)
+    speedups = [shared.speedup(tokens[length], length) for length in (best, chosen)]
+    return BatchEstimate(batch, best, *speedups)
 
 
 def _textbook(acceptance: float, length: int, costs: Costs) -> Textbook:
     """Verification costs as much as one row, every drafted token is accepted by itself."""
     pass_ms, accepted = costs.target(costs.batch), acceptance * length
-    return Textbook(accepted, accepted * pass_ms / (pass_ms + costs.draft(length)))
+    return Textbook(accepted, accepted * pass_ms / (pass_ms + costs.draft_ms(length)))
