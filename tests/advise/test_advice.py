@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -220,9 +219,20 @@ def test_the_page_tells_what_a_fit_reached() -> None:
 def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:
     advice = an_advice(advised(), advised("chats", decision="leave it off"))
     assert list(advice.flags) == ["agents"]
-    words = shlex.split(advice.flags["agents"]["vllm"])
+    words = advice.flags["agents"]["vllm"].words
     assert json.loads(words[1])["num_speculative_tokens"] == 4
     assert json.loads(words[3]) == {"paceline": {"max_batch": 8}}
+    assert "left out: grammar" in html(advice)
+
+
+def test_a_draft_model_is_named_where_it_drafts() -> None:
+    head = replace(advised().best, drafters=("suffix", "block"))
+    flags = an_advice(advised(best=head), draft_model="small").flags["agents"]
+    assert "EXPORTED_BLOCK" in flags["vllm"].text
+    assert not any("small" in given.text for given in flags.values())
+    both = replace(advised().best, drafters=("suffix", "model"))
+    flags = an_advice(advised(best=both), draft_model="small").flags["agents"]
+    assert all("small" in given.text for given in flags.values())
 
 
 def test_json_holds_every_figure() -> None:
@@ -230,6 +240,7 @@ def test_json_holds_every_figure() -> None:
     assert figures["routes"][0]["best"]["tokens_per_pass"]["value"] == 2.4
     assert figures["memory"]["verdict"] == "the cache holds the planned load"
     assert figures["flags"]["agents"]["sglang"]
+    assert any("left out: grammar" in note for note in figures["flag_notes"]["agents"]["sglang"])
 
 
 def test_the_command_for_the_server_loads_the_drafters_that_routes_need() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.advise.engine_flags import NGRAM_NOTE, Speculation, vllm_flags
 from paceline.cli import main
 from paceline.target.weights.reader import open_checkpoint
 from support.models import save_reference
@@ -25,6 +26,9 @@ routes:
 """
 
 
+PROPOSED = "vLLM with paceline's proposer drafts by ngram only; left out: grammar"
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
         main(["vllm", "command", "folder/model", *arguments])
@@ -32,9 +36,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(end.value.code or 0), out, err
 
 
-def words(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def words(capsys: pytest.CaptureFixture[str], *arguments: str, note: str = "") -> list[str]:
+    """note: what is told beside the command."""
     code, out, err = run(capsys, *arguments)
-    assert (code, err) == (0, "")
+    assert (code, err.strip()) == (0, note)
     return shlex.split(out)
 
 
@@ -81,7 +86,8 @@ def test_the_class_of_the_proposer_exists() -> None:
 
 
 def test_without_the_plugin_vllm_drafts_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    config = option(words(capsys, "--drafters", "ngram", "--no-plugin"), "--speculative-config")
+    command = words(capsys, "--drafters", "ngram", "--no-plugin", note=NGRAM_NOTE)
+    config = option(command, "--speculative-config")
     assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 8)
 
 
@@ -89,7 +95,8 @@ def test_without_the_plugin_vllm_drafts_itself(capsys: pytest.CaptureFixture[str
 def test_a_route_decides(
     route: str, length: int | None, routes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = words(capsys, "--routes", routes, "--route", route)
+    dropped = "vLLM with paceline's proposer drafts by suffix only; left out: prediction"
+    command = words(capsys, "--routes", routes, "--route", route, note=dropped if route == "edits" else "")
     if length is None:
         assert command == ["vllm", "serve", "folder/model"]
     else:
@@ -116,6 +123,28 @@ def test_a_model_folder_is_a_draft_model(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     config = option(words(capsys, "--trained", str(tmp_path), "--max-draft", "4"), "--speculative-config")
     assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+
+
+def test_drafters_that_are_left_out_are_told(
+    tmp_path: Path, routes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    note = "vLLM drafts by model only; left out: prediction, suffix"
+    given = ("--trained", str(tmp_path), "--routes", routes, "--route", "edits")
+    assert option(words(capsys, *given, note=note), "--speculative-config")["method"] == "draft_model"
+    shown = json.loads(run(capsys, *given, "--json")[1])
+    assert shown["notes"] == [note]
+    assert "left out: ngram" in run(capsys, "--no-plugin")[2]
+
+
+def test_the_command_drafts_as_the_report_of_advise_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = words(capsys, "--drafters", "grammar,ngram", note=PROPOSED)
+    flags = vllm_flags(Speculation(("grammar", "ngram"), 8))
+    assert flags.notes == (PROPOSED,)
+    for name, value in zip(flags.words[::2], flags.words[1::2], strict=True):
+        assert option(command, name) == json.loads(value)
 
 
 def test_drafters_that_vllm_cannot_run_say_what_to_do(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.advise.advice import MIN_CONVERSATIONS, RouteAdvice
 from paceline.advise.chart import LEFT, LETTER, RIGHT, STYLE, WIDTH, Chart, Series, svg
-from paceline.advise.engine_flags import Speculation, engine_flags
+from paceline.advise.engine_flags import HAVE_MODEL, EngineFlags, Speculation, engine_flags
 from paceline.advise.memory_estimate import MIB, MemoryEstimate
 from paceline.advise.routes_file import route_yaml, routes_yaml
 from paceline.target.cost import PassCost
@@ -68,7 +68,7 @@ class Advice:
         return routes_yaml(self.routes, existing, f"{self.serve_command} FILE")
 
     @property
-    def flags(self) -> dict[str, dict[str, str]]:
+    def flags(self) -> dict[str, dict[str, EngineFlags]]:
         """For other engines, by route."""
         return {one.route: engine_flags(self._speculation(one)) for one in self.routes if one.enabled}
 
@@ -76,7 +76,9 @@ class Advice:
         """Other engines draft a fixed length, which may depend on the batch."""
         length = max(length for *_, length in one.by_batch) or one.best.max_draft
         by_batch = one.by_batch if len(one.by_batch) > 1 else ()
-        return Speculation(one.best.drafters, length, self.draft_model, by_batch)
+        models = {kind: f"EXPORTED_{kind.upper()}" for kind in HAVE_MODEL}
+        models["model"] = self.draft_model or "DRAFT_MODEL"
+        return Speculation(one.best.drafters, length, models, by_batch)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -97,7 +99,8 @@ class Advice:
             "min_conversations": MIN_CONVERSATIONS,
             "rejected": dict(self.rejected),
             "training": None if self.training is None else asdict(self.training),
-            "flags": self.flags,
+            "flags": {r: {e: given.text for e, given in by.items()} for r, by in self.flags.items()},
+            "flag_notes": {r: {e: given.notes for e, given in by.items()} for r, by in self.flags.items()},
         }
 
 

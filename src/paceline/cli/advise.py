@@ -19,6 +19,7 @@ from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
     from paceline.advise.advice import FittedDrafter, TrainingGain
+    from paceline.advise.engine_flags import EngineFlags
     from paceline.advise.report import Advice, Training
     from paceline.advise.traffic import Traffic
     from paceline.llm import LLM
@@ -371,8 +372,10 @@ def _training_gain(found: "TrainingGain") -> str:
     )
 
 
-def _print_flags(out: Console, flags: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+def _print_flags(out: Console, flags: Sequence[tuple[str, Mapping[str, "EngineFlags"]]]) -> None:
     for route, engines in flags:
         for engine, given in engines.items():
-            if given:
-                out.print(f"{route}, {engine}: {given}", markup=False)
+            if given.words:
+                out.print(f"{route}, {engine}: {given.text}", markup=False)
+            for note in given.notes:
+                out.print(f"  {note}", markup=False)

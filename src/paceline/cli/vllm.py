@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,28 +85,29 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write the call of `vllm serve` for a route."""
+    from paceline.advise.engine_flags import VllmSpeculation, vllm_speculation
     from paceline.vllm.proposer import ProposerSettings
     from paceline.vllm.serve_command import ServeSettings, serve_command
 
     folder = choice.hidden_states
     if folder and (unused := _changed(choice, "hidden_states") + _changed(plugin)):
         raise UsageError(f"--hidden-states is in place of drafts: leave {', '.join(unused)} out")
-    spec = _speculation(choice)
-    names = tuple(name for name in spec.drafters if name in ("suffix", "ngram"))
-    config = _extraction(model) if folder else _speculative_config(spec, names if choice.plugin else ())
-    proposer = ProposerSettings(
-        drafters=names or ProposerSettings().drafters,
-        default_tenant=plugin.default_tenant,
-        max_batch=plugin.max_batch,
-        min_first_chance=plugin.min_first_chance,
+    found = (
+        VllmSpeculation(_extraction(model))
+        if folder
+        else vllm_speculation(_speculation(choice), choice.plugin)
     )
+    proposer = ProposerSettings(**{**asdict(plugin), **found.proposer})
     served = {name: getattr(options, name) for name in VllmOptions.__slots__}
     settings = ServeSettings(
         **served, proposer=proposer, hidden_states=str(folder.absolute()) if folder else ""
     )
-    words = serve_command(model, config, settings)
+    words = serve_command(model, found.config, settings)
+    for note in found.notes:
+        print(note, file=sys.stderr)
     if as_json:
-        print(json.dumps({"command": words, "speculative_config": config}))
+        about = {"command": words, "speculative_config": found.config, "notes": found.notes}
+        print(json.dumps(about))
     else:
         print(shlex.join(words))
 
@@ -133,32 +135,26 @@ def _extraction(model: str) -> dict[str, Any]:
     return extraction_config(server_layers(layers, TrainConfig().taps))
 
 
-def _speculative_config(spec: "Speculation", plugin: tuple[str, ...]) -> dict[str, Any] | None:
-    """plugin: the drafters that paceline's proposer would run; a trained drafter comes before them."""
-    from paceline.advise.engine_flags import vllm_config
-    from paceline.vllm.serve_command import proposer_config
-
-    if spec.max_draft and plugin and not spec.draft_model:
-        return proposer_config(spec.max_draft)
-    return vllm_config(spec)
-
-
 def _speculation(choice: RouteChoice) -> "Speculation":
-    from paceline.advise.engine_flags import Speculation
+    """Of a route or of options; a trained drafter comes before the others of its list."""
+    from paceline.advise.engine_flags import WITHOUT_MODEL, Speculation
 
     base = SpecConfig(tuple(choice.drafters.split(",")), max_draft=choice.max_draft)
     spec = base if choice.routes is None else _route_spec(choice, base)
     if choice.trained is not None and spec.max_draft:
         name, length = _exported(choice.trained)
-        return Speculation((name,), min(spec.max_draft, length or spec.max_draft), str(choice.trained))
+        others = spec.drafters if {"--routes", "--drafters"} & set(_changed(choice)) else ()
+        drafters = (name, *(other for other in others if other != name))
+        return Speculation(
+            drafters, min(spec.max_draft, length or spec.max_draft), {name: str(choice.trained)}
+        )
     drafters = tuple(name for name in spec.drafters if name != "none")
-    usable = tuple(name for name in drafters if name in ("suffix", "ngram"))
-    if drafters and spec.max_draft and not usable:
+    if drafters and spec.max_draft and not set(drafters) & set(WITHOUT_MODEL):
         raise UsageError(
             f"vLLM cannot run {', '.join(drafters)} by itself: export a trained drafter with "
             "`paceline drafters export` and name its folder with --trained, or use suffix or ngram"
         )
-    return Speculation(usable, spec.max_draft if usable else 0)
+    return Speculation(drafters, spec.max_draft)
 
 
 def _route_spec(choice: RouteChoice, base: SpecConfig) -> SpecConfig:

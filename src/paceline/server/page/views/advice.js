@@ -84,7 +84,8 @@ function route(one, report, api, charts) {
       ...(one.training ? [["with a fitted drafter", fitted(one.training, report.min_conversations)]] : []),
     ].map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value })]))),
     flags && h("details", {}, h("summary", { text: "Settings for other engines" }), Object.entries(flags).filter(([, text]) => text).map(([engine, text]) =>
-      h("div", { class: "engine" }, h("h3", { text: engine }), config(text, `Settings of ${one.route} for ${engine}`, "Copy", api))))));
+      h("div", { class: "engine" }, h("h3", { text: engine }), config(text, `Settings of ${one.route} for ${engine}`, "Copy", api),
+        (report.flag_notes?.[one.route]?.[engine] ?? []).map((note) => h("p", { class: "note", text: `${note}.` })))))));
   charts.push(
     line(byLength, { height: 180, label: `Drafts of a fixed length, route ${one.route}`, x: { format: number }, y: { min: 0, format: (value) => `${value} ×` }, rules: [{ y: 1, label: "plain" }],
       series: [{ color: "--suffix", points: one.lengths.map((p) => [p.draft_length, p.tokens_per_pass]) }, { color: "--prediction", points: one.lengths.map((p) => [p.draft_length, p.speedup]) }] }),
