@@ -373,10 +373,18 @@ def test_pages_are_listed_and_cleared(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 WRITER = """
+import os
 import sys
+import time
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from test_disk_cache import opened, offer, BLOCK
+
+def slow(file, buffers):  # so that most kills cut a page
+    time.sleep(0.0005)
+    return os.write(file, buffers[0][:1024])
+
+os.writev = slow
 disk, number = opened(Path({folder!r}), pages=40), int({first!r})
 print("ready", flush=True)
 while True:
@@ -398,7 +406,7 @@ def writers(folder: Path, first: int) -> Iterator["subprocess.Popen[str]"]:
 @pytest.mark.slow
 def test_writers_that_are_killed_leave_whole_pages_within_the_bound(folder: Path) -> None:
     """Two processes at once, kill -9 at any moment, three times over."""
-    random, largest = Random(0), 0
+    random, largest, left = Random(0), 0, 0
     for turn in range(3):
         running = list(writers(folder, 10**4 * turn))
         for process in running:
@@ -410,6 +418,7 @@ def test_writers_that_are_killed_leave_whole_pages_within_the_bound(folder: Path
         for process in running:
             process.send_signal(signal.SIGKILL)
             process.wait()
+        left += len(list(folder.glob("*/*.new")))
         disk = opened(folder, pages=40)
         assert disk.flush()
         assert not list(folder.glob("*/*.new"))
@@ -419,6 +428,7 @@ def test_writers_that_are_killed_leave_whole_pages_within_the_bound(folder: Path
             assert disk._format.file(str(page), key, BLOCK, len(found)).read(found) == PageStatus.WHOLE
             assert np.array_equal(found, content(key))
     assert largest <= 40 * ON_DISK
+    assert left  # some were killed while they wrote
 
 
 def bytes_in_full(folder: Path) -> int:
