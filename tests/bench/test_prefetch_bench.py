@@ -49,6 +49,31 @@ def test_runs_of_one_task_are_no_history_for_one_another() -> None:
     assert evaluate(together, repeats=True, min_probability=0.1).early > 0
 
 
+def test_runs_of_one_customer_are_no_history_for_one_another_whatever_their_label() -> None:
+    def call(name: str, **arguments: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        return {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}
+
+    def one(label: str, domain: str, *messages: dict[str, Any]) -> dict[str, Any]:
+        about = {"source": "shop", "domain": domain, "model": "m", "group": label}
+        return {**about, "messages": [{"role": "user", "content": "Hi"}, *messages], "tools": TOOLS}
+
+    found = {"role": "tool", "tool_call_id": "1", "content": '{"user_id": "ava_kim_7", "total": 9}'}
+    ava, order = call("get_user", user_id="ava_kim_7"), call("get_order", order_id="#1")
+    stranger = call("get_user", user_id="leo_9")
+    records = [
+        one("a", "retail", ava),
+        one("b", "retail", order, found),
+        one("c", "retail", stranger, ava, found),
+        one("d", "retail", stranger),
+        one("d", "retail", order),
+        one("e", "telecom", ava),
+    ]
+    batches = in_order(records, repeats=False)
+    assert [[r["group"] for r in batch] for batch in batches] == [["a", "b", "c"], ["d"], ["d"], ["e"]]
+    assert [len(batch) for batch in in_order(records, repeats=True)] == [1] * 6
+
+
 def test_tenants_learn_apart() -> None:
     shop = Shop(random.Random(0))
     strangers = [record(shop, number, model=f"model {number}") for number in range(12)]
