@@ -335,6 +335,161 @@ def test_requests_name_the_safe_tools(shop: Shop) -> None:
         assert prefetch.extra_body == {"predict_tool_calls": wish}
 
 
+def pieces(index: int, name: str, arguments: str, choice: int = 0) -> Iterator[dict[str, Any]]:
+    """A call as a chat streams it: the name, then the arguments in two pieces."""
+    for part in ({"name": name, "arguments": ""}, {"arguments": arguments[:4]}, {"arguments": arguments[4:]}):
+        yield {"choices": [{"index": choice, "delta": {"tool_calls": [{"index": index, "function": part}]}}]}
+
+
+def item(name: str, arguments: str) -> dict[str, Any]:
+    """The same as an event of /v1/responses."""
+    call = {"type": "function_call", "name": name, "arguments": arguments}
+    return {"type": "response.output_item.done", "item": call}
+
+
+def as_objects(value: Any) -> Any:
+    if isinstance(value, dict):
+        return SimpleNamespace(**{name: as_objects(part) for name, part in value.items()})
+    return [as_objects(part) for part in value] if isinstance(value, list) else value
+
+
+TEA = '{"item": "tea"}'
+STREAMS: dict[str, list[Any]] = {
+    "chat": list(pieces(0, "get_stock", TEA)),
+    "objects": [as_objects(chunk) for chunk in pieces(0, "get_stock", TEA)],
+    "responses": [item("get_stock", TEA)],
+    "nested": list(pieces(0, "get_stock", '{"item": {"a": {}}}')),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_call_begins_once_it_is_written_and_not_before(kind: str, shop: Shop, prefetch: Prefetch) -> None:
+    *before, last = STREAMS[kind]
+    answer = prefetch.watch([*before, last, {"choices": []}])
+    for _ in before:
+        next(answer)
+    assert not prefetch._ahead
+    next(answer)
+    ((_, arguments),) = prefetch._ahead
+    wait(begun.running for begun in prefetch._ahead.values())
+    assert len(shop.ran) == 1
+    list(answer)
+    prefetch.run("get_stock", arguments)
+    assert len(shop.ran) == 1
+    assert (prefetch.stats.written, prefetch.stats.started, prefetch.stats.used) == (1, 0, 0)
+
+
+def test_the_calls_of_an_answer_run_side_by_side_and_no_more_than_allowed() -> None:
+    together, running = threading.Barrier(2), threading.Semaphore(2)
+
+    def get(n: int) -> int:
+        assert running.acquire(blocking=False)
+        together.wait(WAIT_S)
+        running.release()
+        return n
+
+    with Prefetch({"get": get}, safe=["get"], max_running=2) as prefetch:
+        list(prefetch.watch([part for n in range(4) for part in pieces(n, "get", f'{{"n": {n}}}')]))
+        assert [prefetch.run("get", {"n": n}) for n in range(4)] == [0, 1, 2, 3]
+        assert prefetch.stats.written == 4
+
+
+def test_a_written_call_does_not_wait_for_predicted_ones() -> None:
+    release = threading.Event()
+
+    def get(n: int) -> int:
+        assert n == 9 or release.wait(WAIT_S)
+        return n
+
+    with Prefetch({"get": get}, safe=["get"], max_running=1) as prefetch:
+        list(prefetch.watch([chunk(predicted("get", n=1)), *pieces(0, "get", '{"n": 9}')]))
+        assert prefetch.run("get", {"n": 9}) == 9
+        assert not any(begun.running.done() for begun in prefetch._ahead.values())
+        release.set()
+
+
+def test_nothing_begins_behind_a_call_that_is_not_safe(shop: Shop, prefetch: Prefetch) -> None:
+    milk = '{"item": "milk"}'
+    answer = [*pieces(0, "get_stock", TEA), *pieces(1, "take", TEA), *pieces(2, "get_stock", milk)]
+    list(prefetch.watch(answer))
+    assert prefetch.run("get_stock", TEA) == "tea: 3"
+    assert prefetch.run("take", TEA) == "took tea"
+    assert prefetch.run("get_stock", milk) == "milk: 2"
+    assert (prefetch.stats.written, prefetch.stats.dropped) == (1, 0)
+    list(prefetch.watch([item("take", TEA), item("get_stock", milk)]))
+    assert prefetch.stats.written == 1
+    list(prefetch.watch([item("get_stock", milk)]))  # another answer
+    assert prefetch.stats.written == 2
+
+
+def test_a_predicted_call_does_not_begin_again_when_it_is_written(shop: Shop, prefetch: Prefetch) -> None:
+    list(prefetch.watch([chunk(predicted("get_stock", item="tea")), *pieces(0, "get_stock", TEA)]))
+    assert prefetch.run("get_stock", TEA) == "tea: 3"
+    assert shop.ran == ["get_stock tea"]
+    assert (prefetch.stats.used, prefetch.stats.written) == (1, 0)
+
+
+def test_calls_of_other_choices_and_broken_ones_do_not_begin(shop: Shop, prefetch: Prefetch) -> None:
+    broken: list[Any] = [
+        item("get_stock", '{"item"}'),
+        item("get_stock", "[]"),
+        {"type": "response.output_item.done", "item": {"type": "message", "name": "get_stock"}},
+        {"choices": [{"delta": None}, {"delta": {"tool_calls": [None, {"index": 0}, "text"]}}]},
+    ]
+    for one in ([*pieces(0, "get_stock", TEA, choice=1)], *([event] for event in broken)):
+        assert list(prefetch.watch(one)) == one
+    assert prefetch.stats.written == 0
+
+
+def test_written_calls_that_wait_for_their_turn_do_not_begin_once_they_are_dropped() -> None:
+    release, began = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def get(n: int) -> int:
+        ran.append(n)
+        began.set()
+        assert release.wait(WAIT_S)
+        return n
+
+    with Prefetch({"get": get}, safe=["get"], max_running=1) as prefetch:
+        list(prefetch.watch([item("get", '{"n": 1}'), item("get", '{"n": 2}')]))
+        assert began.wait(WAIT_S)
+        prefetch.drop()
+        release.set()
+        list(prefetch.watch([item("get", '{"n": 3}')]))
+        assert prefetch.run("get", {"n": 3}) == 3
+        assert ran == [1, 3]
+
+
+def test_written_calls_run_side_by_side_in_asyncio_too() -> None:
+    running: list[int] = []
+    most = 0
+
+    async def get(n: int) -> int:
+        nonlocal most
+        running.append(n)
+        most = max(most, len(running))
+        await asyncio.sleep(0.001)
+        running.remove(n)
+        if n == 3:
+            raise LookupError(n)
+        return n
+
+    async def main() -> None:
+        calls = [part for n in range(4) for part in pieces(n, "get", f'{{"n": {n}}}')]
+        async with AsyncPrefetch({"get": get}, safe=["get"], max_running=2) as prefetch:
+            async for _ in prefetch.watch(stream(*calls)):
+                pass
+            assert [await prefetch.run("get", {"n": n}) for n in range(3)] == [0, 1, 2]
+            with pytest.raises(LookupError):
+                await prefetch.run("get", {"n": 3})
+            assert most == 2
+            stats = prefetch.stats
+            assert (stats.written, stats.used, stats.failed) == (4, 0, 1)
+
+    asyncio.run(main())
+
+
 Step = tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]  # predictions and calls of one answer
 
 
@@ -371,7 +526,8 @@ def test_results_and_effects_are_those_of_the_plain_run(seed: int) -> None:
     results = []
     with Prefetch(ahead.tools, safe=["get_stock"]) as prefetch:
         for guesses, calls in steps:
-            list(prefetch.watch([chunk(*guesses)]))
+            parts = [part for i, (n, g) in enumerate(calls) for part in pieces(i, n, json.dumps(g))]
+            list(prefetch.watch([chunk(*guesses), *parts]))
             results += [outcome(lambda n=n, g=g: prefetch.run(n, json.dumps(g))) for n, g in calls]  # type: ignore[misc]
     assert results == expected
     takes = [ran for ran in plain.ran if ran.startswith("take")]

@@ -1,11 +1,13 @@
 """Speculative tool execution (PASTE, arXiv 2603.18897) on the client's side.
 
 A server that was sent `predict_tool_calls` says early which calls an answer will probably hold. Calls of
-tools marked safe begin then, beside the model. Three rules make a run with prefetching equal to one
+tools marked safe begin then, beside the model. Those that nobody predicted begin as soon as their arguments
+are written, while the model writes on, side by side. Four rules make a run with prefetching equal to one
 without:
 
 - only tools that have no effects run ahead of time;
-- a result is used once, by the very call that was predicted: same name, same arguments as JSON;
+- of an answer's calls, none begins as it is written behind one that is not safe;
+- a result is used once, by the very call that was begun: same name, same arguments as JSON;
 - results that were not used are dropped when the next answer begins; with `keep_s`, from then on once their
   call began so long ago; and in any case when a tool that is not safe runs.
 
@@ -19,6 +21,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -40,11 +43,12 @@ FIELD: Final = "predicted_tool_calls"
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """What became of predicted calls."""
+    """What became of predicted calls, and of those that began as they were written."""
 
     started: int = 0
     used: int = 0  # each is a call that did not have to be waited for, or not as long
-    dropped: int = 0  # no answer had them in time
+    written: int = 0  # not predicted, and begun as soon as they were written
+    dropped: int = 0  # predicted or written, and nobody had them in time
     failed: int = 0  # needed, and run again because of an error
     skipped: int = 0  # not started: too many were running
 
@@ -81,7 +85,47 @@ class _Begun(Generic[_Running]):
 
     at: float  # seconds of the monotonic clock
     answer: int  # its number
+    predicted: bool  # or written
     running: _Running
+
+
+class _WrittenCalls:
+    """The calls of one answer, each as soon as its arguments are whole.
+
+    Of several choices, those of the first.
+    """
+
+    def __init__(self, safe: Collection[str]) -> None:
+        self._safe = safe
+        self._names: dict[Any, str] = {}  # by index
+        self._arguments: dict[Any, str] = {}
+        self._ended = False  # behind a call that is not safe
+
+    def safe_calls(self, chunk: Any) -> Iterator[_Call]:
+        """Those that this chunk of a chat, or this event of /v1/responses, completes."""
+        if _member(chunk, "type") == "response.output_item.done":
+            item = _member(chunk, "item")
+            if _member(item, "type") == "function_call":
+                yield from self._completed(None, _member(item, "name"), _member(item, "arguments"))
+            return
+        for choice in _list(_member(chunk, "choices")):
+            if not _member(choice, "index"):
+                for part in _list(_member(_member(choice, "delta"), "tool_calls")):
+                    function, index = _member(part, "function"), _member(part, "index")
+                    name, arguments = _member(function, "name"), _member(function, "arguments")
+                    yield from self._completed(index, name, arguments)
+
+    def _completed(self, index: Any, name: Any, arguments: Any) -> Iterator[_Call]:
+        """index: None: the call is whole."""
+        known = "" if index is None else self._names.get(index, "")
+        name = self._names[index] = known + (name if isinstance(name, str) else "")
+        self._ended = self._ended or name not in self._safe
+        if self._ended or not isinstance(arguments, str):
+            return
+        text = self._arguments[index] = ("" if index is None else self._arguments.get(index, "")) + arguments
+        if text.rstrip().endswith("}"):  # a JSON object that can be read is one that cannot go on
+            with suppress(ValueError, RecursionError):
+                yield _Call.of(name, text)
 
 
 class _Plan(ABC):
@@ -129,8 +173,8 @@ class _Plan(ABC):
             wish["min_probability"] = self._min_probability
         return {"predict_tool_calls": wish}
 
-    def _begun(self, running: _Running) -> _Begun[_Running]:
-        return _Begun(monotonic(), self._answer, running)
+    def _begun(self, running: _Running, predicted: bool) -> _Begun[_Running]:
+        return _Begun(monotonic(), self._answer, predicted, running)
 
     def _old(self, ahead: Mapping[_Key, _Begun[Any]]) -> list[_Key]:
         """The calls of earlier answers whose results may wait no longer."""
@@ -161,9 +205,10 @@ class Prefetch(_Plan):
 
     def _prepare(self) -> None:
         self._pool = ThreadPoolExecutor(self._max_running, "prefetch")
+        self._written_pool = ThreadPoolExecutor(self._max_running, "written")  # waits for no predicted call
         self._lock = Lock()
         self._ahead: dict[_Key, _Begun[Future[Any]]] = {}
-        self._busy = 0  # threads, also with calls that were dropped
+        self._busy = 0  # threads with predicted calls, also with those that were dropped
 
     def __enter__(self) -> Self:
         return self
@@ -176,16 +221,20 @@ class Prefetch(_Plan):
     def close(self) -> None:
         """Drops what is left; does not wait for it."""
         self.drop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._written_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def watch(self, stream: Iterable[Any]) -> Iterator[Any]:
         """The chunks or events of one answer as they come: dicts, or objects of the openai package."""
         with self._lock:
             self._answer += 1
             self._drop(self._old(self._ahead))
+        written = _WrittenCalls(self._safe)
         for chunk in stream:
-            if predicted := _predicted(chunk):
+            if predicted := _list(_member(chunk, FIELD)):
                 self.start(predicted)
+            for call in written.safe_calls(chunk):
+                self._start_written(call)
             yield chunk
 
     def start(self, predicted: Iterable[Any]) -> None:
@@ -200,8 +249,18 @@ class Prefetch(_Plan):
                     continue
                 self._busy += 1
                 self.stats.started += 1
-                run = partial(contextvars.copy_context().run, self._tools[call.name], **call.arguments)
-                self._ahead[call.key] = self._begun(self._pool.submit(self._in_thread, run))
+                future = self._pool.submit(self._in_thread, self._prepared(call))
+                self._ahead[call.key] = self._begun(future, predicted=True)
+
+    def _start_written(self, call: _Call) -> None:
+        with self._lock:
+            if call.key not in self._ahead:
+                self.stats.written += 1
+                future = self._written_pool.submit(self._prepared(call))
+                self._ahead[call.key] = self._begun(future, predicted=False)
+
+    def _prepared(self, call: _Call) -> Callable[[], Any]:
+        return partial(contextvars.copy_context().run, self._tools[call.name], **call.arguments)
 
     def _in_thread(self, run: Callable[[], Any]) -> Any:
         try:
@@ -224,7 +283,7 @@ class Prefetch(_Plan):
             except Exception:
                 self.stats.failed += 1
             else:
-                self.stats.used += 1
+                self.stats.used += begun.predicted
                 return result
         return tool(**call.arguments)
 
@@ -237,7 +296,9 @@ class Prefetch(_Plan):
         """The caller holds the lock."""
         self.stats.dropped += len(keys)
         for key in keys:
-            del self._ahead[key]
+            begun = self._ahead.pop(key)
+            if begun.running.cancel() and begun.predicted:  # it had no thread yet
+                self._busy -= 1
 
 
 class AsyncPrefetch(_Plan):
@@ -248,7 +309,8 @@ class AsyncPrefetch(_Plan):
 
     def _prepare(self) -> None:
         self._ahead: dict[_Key, _Begun[asyncio.Task[Any]]] = {}
-        self._running: set[asyncio.Task[Any]] = set()  # also those that were dropped
+        self._running: set[asyncio.Task[Any]] = set()  # predicted, also those that were dropped
+        self._turns = asyncio.Semaphore(self._max_running)  # for written calls
 
     async def __aenter__(self) -> Self:
         return self
@@ -264,9 +326,12 @@ class AsyncPrefetch(_Plan):
     async def watch(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         self._answer += 1
         self._drop(self._old(self._ahead))
+        written = _WrittenCalls(self._safe)
         async for chunk in stream:
-            if predicted := _predicted(chunk):
+            if predicted := _list(_member(chunk, FIELD)):
                 self.start(predicted)
+            for call in written.safe_calls(chunk):
+                self._start_written(call)
             yield chunk
 
     def start(self, predicted: Iterable[Any]) -> None:
@@ -279,9 +344,20 @@ class AsyncPrefetch(_Plan):
                 continue
             self.stats.started += 1
             task = asyncio.ensure_future(_awaited(self._tools[call.name], call.arguments))
-            self._ahead[call.key] = self._begun(task)
+            self._ahead[call.key] = self._begun(task, predicted=True)
             self._running.add(task)
             task.add_done_callback(self._ended)
+
+    def _start_written(self, call: _Call) -> None:
+        if call.key not in self._ahead:
+            self.stats.written += 1
+            task = asyncio.ensure_future(self._in_turn(call))
+            self._ahead[call.key] = self._begun(task, predicted=False)
+            task.add_done_callback(self._ended)
+
+    async def _in_turn(self, call: _Call) -> Any:
+        async with self._turns:
+            return await _awaited(self._tools[call.name], call.arguments)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -298,7 +374,7 @@ class AsyncPrefetch(_Plan):
             task = begun.running
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None:
-                self.stats.used += 1
+                self.stats.used += begun.predicted
                 return task.result()
             self.stats.failed += 1
         return await _awaited(tool, call.arguments)
@@ -320,9 +396,8 @@ async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _predicted(chunk: Any) -> list[Any]:
-    predicted = _member(chunk, FIELD)
-    return predicted if isinstance(predicted, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _member(value: Any, name: str) -> Any:
