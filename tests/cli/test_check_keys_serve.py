@@ -121,6 +121,24 @@ def test_routes_check_lists_problems(capsys: pytest.CaptureFixture[str], tmp_pat
     )
 
 
+def test_routes_check_reads_the_prompts_that_are_read_ahead(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a, match: {model: m}, warm: a.json}, {name: b, warm: b.txt}]")
+    (tmp_path / "a.json").write_text('{"messages": 3}')
+    code, out, _ = run(capsys, "routes", "check", file)
+    first, second = out.splitlines()
+    assert code == 2
+    assert first.startswith("routes[0].warm: a.json is no chat request: messages:")
+    assert second == f"routes[1].warm: cannot read {tmp_path / 'b.txt'}: No such file or directory"
+    code, shown, _ = run(capsys, "routes", "check", file, "--json")
+    assert (code, json.loads(shown)) == (2, {"problems": [first, second]})
+    (tmp_path / "a.json").write_text('{"messages": [{"role": "system", "content": "You help."}]}')
+    (tmp_path / "b.txt").write_text("You help.")
+    assert run(capsys, "routes", "check", file)[0] == 0
+
+
 def test_routes_check_accepts_declared_drafters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text("routes: [{name: a, drafters: [grammar, suffix, ngram, prediction, model, none, mine]}]")

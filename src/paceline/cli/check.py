@@ -1,13 +1,14 @@
 """paceline routes check, paceline schema check: files checked before a server or a request needs them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.options import AsJson, read_schema
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, UsageError
 
 if TYPE_CHECKING:
     from paceline.server.routes import Route
@@ -65,14 +66,30 @@ def check_routes(
 
     try:  # import paths are tried when a server starts: checking a file runs no code
         listed = load(file, {*DRAFTERS, *(drafter or ()), *import_paths(file)}).routes
+        problems = _unreadable_prompts(listed, file.parent)
     except RouteError as error:
-        problems = error.problems
+        problems = list(error.problems)
+    if problems:
         print(json.dumps({"problems": problems}, ensure_ascii=False) if as_json else "\n".join(problems))
-        raise typer.Exit(2) from None
+        raise typer.Exit(2)
     if as_json:
         print(json.dumps({"routes": [_settings(route) for route in listed]}, ensure_ascii=False))
     else:
         print("\n".join(_line(route) for route in listed))
+
+
+def _unreadable_prompts(routes: "Sequence[Route]", folder: Path) -> list[str]:
+    """Routes whose `warm` names no file with the beginning of a request."""
+    problems = []
+    for i, route in enumerate(routes):
+        if route.warm is not None:
+            from paceline.server.warm_prompts import read_warm_prompt
+
+            try:
+                read_warm_prompt(folder / route.warm)
+            except UsageError as error:
+                problems.append(f"routes[{i}].warm: {error}")
+    return problems
 
 
 def _settings(route: "Route") -> dict[str, Any]:
