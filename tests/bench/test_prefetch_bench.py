@@ -3,13 +3,14 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import prefetch, results_folder
 from bench.pages import agents, results_page
-from bench.prefetch import Score, evaluate, in_order, reads, tenant
+from bench.prefetch import Score, evaluate, in_order, reads, tenant, turns
 from support.agent_runs import FUNCTIONS, Shop
 
 TOOLS: list[Any] = [{"type": "function", "function": function} for function in FUNCTIONS.values()]
@@ -85,9 +86,29 @@ def test_only_tools_that_read_count_as_safe() -> None:
     assert reads("get_order")
     assert not reads("cancel_order")
     one = record(Shop(random.Random(0)), 0)
-    one["tools"] = [tool for tool in TOOLS if tool["function"]["name"] == "cancel_order"]
+    function = {"name": "cancel_order", "arguments": '{"order_id": "1"}'}
+    one["messages"].append({"role": "assistant", "tool_calls": [{"id": "9", "function": function}]})
     score = evaluate([one], repeats=False, min_probability=0.1)
-    assert score.safe == 0 < score.calls
+    assert 0 < score.safe == score.calls - 1
+
+
+def test_a_prediction_sees_what_stands_before_its_answer() -> None:
+    one = record(Shop(random.Random(0)), 0)
+    answers = [i for i, message in enumerate(one["messages"]) if message["role"] == "assistant"]
+    assert [list(before) for before, _ in turns(one)] == [one["messages"][:i] for i in answers]
+
+
+def test_a_name_counts_as_written_if_the_answer_has_it() -> None:
+    asked: list[str] = []
+
+    def given_name(name: str, min_probability: float, limit: int) -> list[Any]:
+        asked.append(name)
+        return []
+
+    tools: dict[str, Any] = {"get": {}, "find": {}}
+    forecast = SimpleNamespace(tools=tools, candidates=[], calls=lambda p, n: [], given_name=given_name)
+    prefetch._count(Score(), forecast, [("get", {}), ("put", {}), ("get", {"n": 1})], 0.5)
+    assert asked == ["get"]
 
 
 def test_a_kept_result_is_right_if_any_answer_before_an_effect_has_its_call() -> None:
