@@ -3,8 +3,9 @@
 A real server reads every prompt and writes every answer, token by token. The answers are the recorded ones
 (recorded_answers.py), so that both ways take the same turns; drafts come from `suffix` and `ngram`, which do
 not know the answer, and not from `grammar`, which here would. Tools answer after 300 ms with the recorded
-result. With prefetching, `paceline.agent.Prefetch` runs predicted calls of tools that read ahead of time; a
-third way keeps their results for later answers (`keep_s`), until a tool that changes something runs.
+result, in plain runs one call after another. With prefetching, `paceline.agent.Prefetch` runs calls of tools
+that read ahead of time: predicted ones, and those of one answer side by side. A third way keeps the results
+for later answers (`keep_s`), until a tool that changes something runs.
 
 A tenant is an agent, domain and model of a data set. Its predictor has learned from all its runs but the last
 groups, of which the replayed runs are, and learns nothing from these: runs of one task or one customer are in
@@ -94,8 +95,7 @@ def steps(record: Record, tokenizer: Tokenizer, max_prompt: int) -> tuple[Step, 
         if message["role"] != "assistant" or not i:
             continue
         calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-        content: str = message.get("content") or ""
-        text = content + _markup([function for _, function in calls], tokenizer.tool_format)
+        content, text = message.get("content") or "", _written(message, tokenizer)
         given = tuple((f["name"], f["arguments"], results.get(id) or "") for id, f in calls)
         if not text:
             return ()
@@ -106,6 +106,12 @@ def steps(record: Record, tokenizer: Tokenizer, max_prompt: int) -> tuple[Step, 
     except TextError:
         return ()
     return tuple(made) if longest <= max_prompt else ()
+
+
+def _written(message: Message, tokenizer: Tokenizer) -> str:
+    """An answer in the model's markup."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return (message.get("content") or "") + _markup(functions, tokenizer.tool_format)
 
 
 def _markup(functions: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
@@ -155,6 +161,22 @@ def _fitting(
             if made := steps(record, tokenizer, max_prompt):
                 yield RecordedRun(name, tenant, str(record["id"]), record["tools"], made)
                 break
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What all runs of a data set consist of."""
+
+    tokens: int  # of answers
+    calls: int
+    safe: int
+
+    @classmethod
+    def of(cls, records: Sequence[Record], tokenizer: Tokenizer) -> "Amounts":
+        answers = [m for record in records for m in record["messages"][1:] if m["role"] == "assistant"]
+        names = [call["function"]["name"] for m in answers for call in m.get("tool_calls") or ()]
+        tokens = (len(tokenizer.encode(_written(answer, tokenizer), bos=False)) for answer in answers)
+        return cls(sum(tokens), len(names), sum(map(prefetch.reads, names)))
 
 
 class RecordedTools:
@@ -314,6 +336,7 @@ def row(run: RecordedRun, ways: Mapping[str, Replay]) -> dict[str, Any]:
         "set": run.set,
         "run": run.id,
         "answers": len(run.steps),
+        "tokens": sum(step.tokens for step in run.steps),
         "calls": plain.calls,
         "safe": plain.safe,
         "answer_s": plain.answer_s,
@@ -322,12 +345,25 @@ def row(run: RecordedRun, ways: Mapping[str, Replay]) -> dict[str, Any]:
     }
 
 
-def totals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One of each data set, and one of all."""
+def totals(rows: Sequence[Mapping[str, Any]], whole: Mapping[str, Amounts]) -> list[dict[str, Any]]:
+    """One of each data set, and one of all. whole: all runs of each, of which these are some."""
     sets: dict[str, list[Mapping[str, Any]]] = {}
     for one in rows:
         sets.setdefault(one["set"], []).append(one)
-    return [_total(name, some) for name, some in {**sets, "all": list(rows)}.items()]
+    each = [{**_total(name, some), **_whole(some, whole[name])} for name, some in sets.items()]
+    both = {key: sum(one[key] for one in each) for key in ("whole_s", "whole_safe_s")}
+    return [*each, {**_total("all", rows), **both}]
+
+
+def _whole(rows: Sequence[Mapping[str, Any]], amounts: Amounts) -> dict[str, float]:
+    """Seconds of all runs of a data set, if their tokens and calls take as long as those of these runs."""
+    plain = _total_of(PLAIN, rows)
+    tool_s = plain["tool_s"] / max(1, sum(row["calls"] for row in rows))
+    token_s = (plain["seconds"] - plain["tool_s"]) / sum(row["tokens"] for row in rows)
+    return {
+        "whole_s": amounts.tokens * token_s + amounts.calls * tool_s,
+        "whole_safe_s": amounts.safe * tool_s,
+    }
 
 
 def _total(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -375,6 +411,7 @@ COLUMNS: Final = (
     Column("answer with a call, ms", lambda r: f"{r['answer_ms']:.0f}"),
     Column("plain, s (tools)", _of(PLAIN, "{seconds:.1f} ({tool_s:.1f})")),
     Column("can be saved at most", lambda r: f"{100 * most(r):.0f} %"),
+    Column("of all runs of the set", lambda r: f"{100 * r['whole_safe_s'] / r['whole_s']:.0f} %"),
     Column("prefetching, s (tools)", _of(AHEAD, "{seconds:.1f} ({tool_s:.1f})")),
     Column("ahead / in vain", _of(AHEAD, "{used} / {wrong}")),
     Column("shorter (single runs)", _shorter(AHEAD)),
@@ -390,7 +427,8 @@ def about(result: Mapping[str, Any]) -> str:
     return (
         f"{facts['model']}, {facts['cpu']}, {facts['cores']} cores, `{result['command']}`, {facts['date']}, "
         f"commit {facts['commit']}: whole runs, texts for the user included; in brackets the time in which "
-        "the agent waited for tools."
+        "the agent waited for tools. At most the time of tools that read can be saved: measured in these "
+        "runs, and computed from their times of a token and of a call for all runs of the set."
     )
 
 
@@ -411,26 +449,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(arguments or ())
     options = parser().parse_args(given)
     servers.end_with_this_process()
-    rows = measure(options)
-    sums = totals(rows)
+    rows, whole = measure(options)
+    sums = totals(rows, whole)
     Console(width=220).print(Table.of(COLUMNS, sums, "recorded runs with slow tools").terminal())
     if options.write:
         pages.keep(f"{RESULT}-{options.model}", "prefetch-served", given, options.model, rows=sums, runs=rows)
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Amounts]]:
     folder = workload.data_folder()
     if folder is None:
         raise SystemExit("no data: set PACELINE_DATA to the folder that holds traces/")
     tokenizer, runs = Tokenizer.load(hub.resolve(options.model)), list[RecordedRun]()
-    histories: dict[str, list[list[Record]]] = {}
+    histories, whole = dict[str, list[list[Record]]](), dict[str, Amounts]()
     for name in options.sets.split(","):
         paths = [folder / "traces" / f"{file}.jsonl.gz" for file in prefetch.SETS[name]]
         records = [record for path in paths for record in workload.lines(path)]
         chosen, history = choose(name, records, tokenizer, options.runs, options.max_prompt)
         runs += chosen
         histories |= history
-    return served_rows(options, runs, histories)
+        whole[name] = Amounts.of(records, tokenizer)
+    return served_rows(options, runs, histories), whole
 
 
 def served_rows(

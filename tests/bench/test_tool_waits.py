@@ -13,6 +13,7 @@ from bench.runs.tool_waits import (
     KEPT,
     PLAIN,
     WAYS,
+    Amounts,
     RecordedTools,
     Replay,
     choose,
@@ -20,6 +21,7 @@ from bench.runs.tool_waits import (
     parser,
     row,
     served_rows,
+    steps,
     totals,
 )
 from paceline import hub
@@ -115,11 +117,28 @@ def test_sums_are_of_each_data_set_and_of_all() -> None:
         row(run, {PLAIN: replayed(run, s), AHEAD: replayed(run, s / 2, used=1), KEPT: replayed(run, s / 4)})
         for s in (1.0, 3.0)
     ]
-    one, both = totals(rows)
+    one, both = totals(rows, {"shop": Amounts(tokens=10 * rows[0]["tokens"], calls=60, safe=20)})
     assert (one["set"], both["set"], both["runs"], both["same"]) == ("shop", "all", 2, 2)
     assert [both["ways"][way]["shorter"] for way in WAYS] == [0.0, 0.5, 0.75]
     assert both["ways"][AHEAD]["used"] == 2
     assert tool_waits.most(both) == pytest.approx(2 * 0.9 * 2 / 3 / 4)
+    # Answers take (1 - 0.9) + (3 - 0.9) s for twice the tokens, a call 0.3 s.
+    for total in (one, both):
+        assert total["whole_s"] == pytest.approx(5 * 2.2 + 60 * 0.3)
+        assert total["whole_safe_s"] == pytest.approx(20 * 0.3)
+
+
+def test_amounts_are_of_all_answers_in_the_models_markup() -> None:
+    shop = Shop(random.Random(0))
+    records = [record(shop, number) for number in range(8)]
+    amounts = Amounts.of(records, Tokens())  # type: ignore[arg-type]
+    replayed_too = [steps(one, Tokens(), 10**6) for one in records]  # type: ignore[arg-type]
+    assert amounts.tokens == sum(step.tokens for run in replayed_too for step in run)
+    assert amounts.calls == amounts.safe == sum(len(step.calls) for run in replayed_too for step in run)
+    function = {"name": "cancel_order", "arguments": "{}"}
+    records[0]["messages"].append({"role": "assistant", "tool_calls": [{"id": "9", "function": function}]})
+    more = Amounts.of(records, Tokens())  # type: ignore[arg-type]
+    assert (more.calls, more.safe) == (amounts.calls + 1, amounts.safe)
 
 
 def test_a_real_server_writes_the_recorded_answers_and_foresees_calls_from_the_history() -> None:
