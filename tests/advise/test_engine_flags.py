@@ -75,9 +75,9 @@ def test_a_drafter_without_a_model_is_left_out() -> None:
 def test_notes_name_the_drafters_that_an_engine_leaves_out() -> None:
     flags = engine_flags(Speculation((*LISTED, "block", "model"), 8, HEADS))
     assert flags["vllm"].notes == ("vLLM drafts by block only; left out: grammar, suffix, ngram, model",)
-    assert flags["sglang"].notes == ("SGLang drafts by model only; left out: grammar, suffix, ngram, block",)
-    assert flags["llama.cpp"].notes == (
-        "llama.cpp drafts by ngram, suffix, model only; left out: grammar, block",
+    assert flags["sglang"].notes[0] == "SGLang drafts by model only; left out: grammar, suffix, ngram, block"
+    assert flags["llama.cpp"].notes[0] == (
+        "llama.cpp drafts by ngram, suffix, model only; left out: grammar, block"
     )
     none = engine_flags(Speculation(("grammar",), 8))
     assert none["sglang"] == EngineFlags((), ("SGLang drafts nothing; left out: grammar",))
@@ -145,6 +145,20 @@ def test_notes_say_which_checkpoints_of_heads_an_engine_reads() -> None:
     assert EAGLE_FORMAT in sglang_flags(Speculation(("eagle",), 8, HEADS)).notes
     assert EAGLE_FORMAT not in sglang_flags(Speculation(("model",), 8, HEADS)).notes
     assert MEDUSA_FORMAT in vllm_flags(Speculation(("medusa",), 8, HEADS)).notes
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sglang", "llama_cpp"),
+    [("block", "DSPARK", "draft-dspark"), ("eagle", "", "draft-eagle3"), ("model", "", "")],
+)
+def test_notes_say_which_heads_an_engine_runs_from_published_checkpoints_only(
+    drafter: str, sglang: str, llama_cpp: str
+) -> None:
+    flags = engine_flags(Speculation((drafter,), 8, HEADS))
+    for engine, option in (("sglang", sglang), ("llama.cpp", llama_cpp)):
+        told = [note for note in flags[engine].notes if "as their authors publish them (--sp" in note]
+        assert [option in note for note in told] == ([True] if option else [])
+    assert not any("publish" in note for note in flags["vllm"].notes)
 
 
 def test_sglang_drafts_a_chain_and_counts_the_last_token_of_the_text() -> None:

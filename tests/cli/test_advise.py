@@ -10,7 +10,14 @@ import pytest
 
 from paceline.advise.advice import TrainingGain
 from paceline.cli import main
-from paceline.cli.advise import HELD_OUT, EffortOptions, TrafficOptions, _fitted, _fitted_drafter
+from paceline.cli.advise import (
+    HELD_OUT,
+    EffortOptions,
+    TrafficOptions,
+    _drafter_bytes,
+    _fitted,
+    _fitted_drafter,
+)
 from paceline.cli.options import EngineOptions
 from paceline.train.data.held_out import is_held_out
 from support.advice import advised, an_advice, around
@@ -158,3 +165,16 @@ def test_a_fitted_drafter_comes_with_the_conversations_that_it_has_seen(
     kept_back = {f"word {i}" for i in range(40) if is_held_out(f"word {i}", HELD_OUT)}
     assert 5 < len(kept_back) < 25
     assert unseen == kept_back
+
+
+def test_the_memory_of_drafters_includes_a_draft_model_and_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 50)
+    head = SimpleNamespace(kind="block", version=SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr("paceline.loading.draft_model_path", Path)
+    monkeypatch.setattr("paceline.loading.weight_bytes", lambda path: {Path("small"): 900}[path])
+    llm: Any = SimpleNamespace(heads=[head])
+    assert _drafter_bytes(llm, None, 64) == {"block": 50}
+    with_model = {"block": 50, "model": 900, "model, its KV cache as set": 64 << 20}
+    assert _drafter_bytes(llm, "small", 64) == with_model

@@ -185,7 +185,7 @@ def _advice(
     bill = memory_estimate(
         llm.target,
         llm.target.memory(),
-        _head_bytes(llm),
+        _drafter_bytes(llm, drafter.draft_model, engine.cache_mb),
         engine.cache_mb,
         routes,
         _free(llm.target.describe()),
@@ -235,12 +235,18 @@ def _fitting_heads(target: str) -> list[str]:
     return list(found.values())
 
 
-def _head_bytes(llm: "LLM") -> dict[str, int]:
-    """Of the weights on disk, which is about what they take in memory."""
-    return {
+def _drafter_bytes(llm: "LLM", draft_model: str | None, cache_mb: int) -> dict[str, int]:
+    """Of the weights on disk, which is about what they take in memory, and of a draft model's own cache."""
+    from paceline.loading import draft_model_path, weight_bytes
+
+    found = {
         head.kind: sum(file.stat().st_size for file in head.version.folder.glob("*.safetensors"))
         for head in llm.heads
     }
+    if draft_model is not None:
+        found["model"] = weight_bytes(draft_model_path(draft_model))
+        found["model, its KV cache as set"] = cache_mb << 20
+    return found
 
 
 def _free(described: str) -> int | None:
