@@ -1,6 +1,7 @@
 """Settings of other engines: the drafter that each can have, by the names of its options, and notes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,26 @@ def test_vllm_drafts_less_as_the_batch_grows_where_its_method_can(drafter: str, 
     lengths = made.config.get("num_speculative_tokens_per_batch_size")
     assert lengths == ([[1, 4, 8], [5, 16, 2], [17, 64, 0]] if follows else None)
     assert any(ONE_LENGTH in note for note in made.notes) is not follows
+
+
+@pytest.mark.parametrize(
+    ("longest", "length", "ranges"),
+    [
+        (9, 8, [[1, 4, 8], [5, 16, 2], [17, 64, 0]]),
+        (5, 5, [[1, 4, 5], [5, 16, 2], [17, 64, 0]]),
+        (2, 2, [[1, 16, 2], [17, 64, 0]]),
+    ],
+)
+def test_a_head_is_not_asked_for_longer_drafts_than_it_makes(
+    longest: int, length: int, ranges: list[list[int]]
+) -> None:
+    spec = Speculation(("block", "eagle"), 8, HEADS, BY_BATCH, {"block": longest, "eagle": longest})
+    config = vllm_config(vllm_flags(spec))
+    assert config["num_speculative_tokens"] == length
+    assert config["num_speculative_tokens_per_batch_size"] == ranges
+    assert sglang_flags(spec).text.endswith(f"--speculative-num-draft-tokens {length + 1}")
+    even = replace(spec, by_batch=((1, 4, 8), (5, 64, 7)), longest={"block": 6})
+    assert "num_speculative_tokens_per_batch_size" not in vllm_config(vllm_flags(even))
 
 
 def test_notes_say_where_one_length_is_not_the_best() -> None:

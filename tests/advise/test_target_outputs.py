@@ -68,6 +68,17 @@ def test_the_turn_before_is_read_first(model: Path) -> None:
     assert alone.recorded.output == everything[3].recorded.output == cold.recorded.output
 
 
+def test_prompts_that_are_too_long_count_together(model: Path) -> None:
+    """Those beyond the model's context, whose errors tell each one's length, too."""
+    llm, (short, *_) = toy(model), turns(1)
+    words = [{"role": "user", "content": "a word " * 3000 * (n + 1)} for n in range(2)]
+    long = [replace(short, id=f"{n}", body={"messages": [one]}) for n, one in enumerate(words)]
+    _, left_out = target_outputs(llm, long, LIMITS)
+    assert left_out == {f"prompts of more than {llm.target.max_context - 1:,} tokens": 2}
+    _, left_out = target_outputs(llm, [short], OutputLimits(max_prompt=1))
+    assert left_out == {"prompts of more than 1 tokens": 1}
+
+
 def test_a_replay_of_answers_has_their_rounds(model: Path) -> None:
     llm, requests = toy(model), turns(6)
     outputs, _ = target_outputs(llm, requests, LIMITS, before=turns_before(requests))

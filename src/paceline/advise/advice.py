@@ -580,15 +580,12 @@ def conditions(
 
 
 def _cover(offered: Sequence[set[str]]) -> list[str]:
-    """A few tools of which nearly every request offers one; [] if some requests offer none."""
-    left, names = [tools for tools in offered if tools], list[str]()
-    if len(left) < len(offered):
-        return []
-    while left and len(names) < MAX_TOOLS:
-        counts = Counter(name for tools in left for name in tools)
+    """A few tools of which nearly every request offers one; []: there are none such."""
+    left, names = list(offered), list[str]()
+    while len(names) < MAX_TOOLS and (counts := Counter(name for tools in left for name in tools)):
         names.append(min(counts, key=lambda name: (-counts[name], name)))
         left = [tools for tools in left if names[-1] not in tools]
-    return sorted(names)
+    return sorted(names) if len(offered) - len(left) >= COVERED * len(offered) else []
 
 
 def length_by_batch(

@@ -20,7 +20,7 @@ WIDTH: Final = 640  # pixels
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 36, 44  # margins
 COLOURS: Final = ("#2f6fde", "#d9722e", "#2e9e6b", "#9b59b6", "#b8860b")
-LETTER: Final = 6.2  # pixels of a letter, about
+LETTER: Final = 7.0  # pixels of a letter, about
 LABEL_GAP: Final = 22  # pixels from a number on an axis or above a bar to the next, at least
 SWATCH: Final = 26  # of a colour in the legend, with the room around it
 BAR_WIDTH: Final = 40  # columns of a terminal
@@ -176,7 +176,7 @@ def _axes(chart: Chart, plane: _Plane) -> list[str]:
         y = plane.y(chart.level)
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y, "level", ' stroke-dasharray="4 3"'))
     parts += _mark(chart, plane)
-    last = -LABEL_GAP
+    last = -float(LABEL_GAP)
     for i, value in enumerate(chart.xs):
         if (x := plane.x(i)) < last + LABEL_GAP:
             continue

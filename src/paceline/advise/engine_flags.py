@@ -50,6 +50,7 @@ class Speculation:
     models: Mapping[str, str] = field(default_factory=dict)
     # First and last number of sequences in a pass, and the draft length for them; 0: none.
     by_batch: Sequence[tuple[int, int, int]] = ()
+    longest: Mapping[str, int] = field(default_factory=dict)  # drafts of the drafters that have a limit
 
     def drafter(self, known: Collection[str]) -> str | None:
         """The one drafter of an engine that has no lists and knows these."""
@@ -58,6 +59,16 @@ class Speculation:
     def has(self, name: str) -> bool:
         needs_model = name in HAVE_MODEL and not self.models.get(name)
         return bool(self.max_draft) and name in self.drafters and not needs_model
+
+    def limited(self, name: str) -> "Speculation":
+        """With drafts that this drafter can make."""
+        most = min(self.longest.get(name, self.max_draft), self.max_draft)
+        ranges = list[tuple[int, int, int]]()
+        for first, last, length in self.by_batch:
+            if ranges and ranges[-1][2] == min(length, most):
+                first = ranges.pop()[0]
+            ranges.append((first, last, min(length, most)))
+        return replace(self, max_draft=most, by_batch=ranges if len(ranges) > 1 else ())
 
     def left_out(self, engine: str, used: Collection[str]) -> list[str]:
         """Tells which drafters an engine drops, if it has any."""
@@ -116,6 +127,7 @@ def vllm_speculation(spec: Speculation, plugin: bool = True) -> VllmSpeculation:
         return VllmSpeculation(notes=tuple(spec.left_out("vLLM", ())))
     if plugin and name in WITHOUT_MODEL:
         return _by_proposer(spec)
+    spec = spec.limited(name)
     config, notes = {**_vllm_method(name, spec), "num_speculative_tokens": spec.max_draft}, []
     if name in VLLM_FIXED:
         notes = spec.fixed_length(f"vLLM's {name}")
@@ -165,11 +177,13 @@ def vllm_flags(spec: Speculation) -> EngineFlags:
 
 def sglang_flags(spec: Speculation) -> EngineFlags:
     """Its draft tokens include the last token of the text. Its n-grams are those of `suffix` and `ngram`."""
-    name, nodes = spec.drafter(("eagle", "model", *WITHOUT_MODEL)), str(spec.max_draft + 1)
+    name = spec.drafter(("eagle", "model", *WITHOUT_MODEL))
     published = spec.published_only("SGLang", SGLANG_PUBLISHED)
     if name is None:
         return EngineFlags(notes=(*spec.left_out("SGLang", ()), *published))
     used = [one for one in spec.drafters if one in WITHOUT_MODEL] if name in WITHOUT_MODEL else [name]
+    spec = spec.limited(name)
+    nodes = str(spec.max_draft + 1)
     notes = [*spec.left_out("SGLang", used), *published, *spec.fixed_length("SGLang")]
     if name in WITHOUT_MODEL:  # one guess for each position, as in a chain; by default up to 10
         breadth = ("--speculative-ngram-max-bfs-breadth", "1")

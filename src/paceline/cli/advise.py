@@ -161,6 +161,7 @@ def _advice(
     from paceline.config import SpecConfig
     from paceline.drafters import model_free
     from paceline.engine.control import Fixed, Rate
+    from paceline.heads.head_checkpoint import read_card
     from paceline.llm import LLM
     from paceline.target.cost import confirmed_cost_table
 
@@ -201,6 +202,7 @@ def _advice(
         training=training,
         draft_model=drafter.draft_model,
         heads={kind: name for name, kind in llm.trained.items()},
+        head_lengths={head.kind: read_card(head.version.folder).shape.block for head in llm.heads},
     )
 
 
