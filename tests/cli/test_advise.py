@@ -92,6 +92,32 @@ def test_a_server_is_named_only_for_routes_that_are_set(
     assert empty == (decision == "too little data")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--minutes", "0", "minutes=0.0 is not usable: expected more than 0"),
+        ("--minutes", "nan", "minutes=nan is not usable"),
+        ("--fit-minutes", "-1", "fit_minutes=-1.0 is not usable: expected 0 or more"),
+        ("--fit-minutes", "nan", "fit_minutes=nan is not usable"),
+    ],
+)
+def test_times_that_are_unusable_are_named_as_given(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    assert message in failure(capsys, "--traces", "none.jsonl", option, value)
+
+
+def test_traffic_without_a_request_is_found_before_any_time_is_spent(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('not json\n{"messages": 3}\n')
+    why = "there is no request in this traffic (not JSON: 1, `messages` is missing: 1)"
+    assert why in failure(capsys, "--traces", str(file))
+    file.write_text("")
+    assert "(it is empty)" in failure(capsys, "--traces", str(file))
+
+
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "none.jsonl does not exist" in failure(capsys, "--traces", str(tmp_path / "none.jsonl"))
 

@@ -206,10 +206,8 @@ def advise_routes(
 ) -> list[RouteAdvice]:
     """Advice for every route with traffic; the time for answers is shared evenly among them."""
     config = config or AdviceConfig()
+    traffic.require_requests()
     routes = traffic.routes()
-    if not routes:
-        why = ", ".join(f"{reason}: {count}" for reason, count in traffic.rejected.items()) or "it is empty"
-        raise UsageError(f"there is no request in this traffic ({why})")
     advised, started = list[RouteAdvice](), time.monotonic()
     for number, (route, requests) in enumerate(routes.items()):
         left = config.limits.seconds - (time.monotonic() - started)

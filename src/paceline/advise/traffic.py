@@ -13,7 +13,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final
 
-from paceline.errors import DataError, StoreError, TextError
+from paceline.errors import DataError, StoreError, TextError, UsageError
 from paceline.text import message_text, opening_text
 from paceline.trace.record import RoundRecord
 from paceline.types import common_prefix
@@ -74,6 +74,12 @@ class Traffic:
         for request in self.requests:
             found[request.route].append(request)
         return dict(sorted(found.items()))
+
+    def require_requests(self) -> None:
+        """Called before a long run."""
+        if not self.requests:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in self.rejected.items())
+            raise UsageError(f"there is no request in this traffic ({reasons or 'it is empty'})")
 
 
 def conversations(requests: Iterable[TracedRequest]) -> list[list[TracedRequest]]:

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_writable
+from paceline.config import require_min, require_positive
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class EffortOptions:
     ] = 0.0
     seed: Annotated[int, typer.Option(help="Of the sample and the intervals.")] = 0
 
+    def check(self) -> None:
+        require_positive(self, "minutes")
+        require_min(self, fit_minutes=0)
+
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
@@ -114,6 +119,7 @@ def advise(
 ) -> None:
     """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
     reports.check()
+    effort.check()
     existing = _existing(reports.routes)
     with TemporaryDirectory() as folder:
         advice = _advice(traffic, effort, drafter, engine, Path(folder, "fit"))
@@ -166,6 +172,7 @@ def _advice(
     from paceline.target.cost import confirmed_cost_table
 
     recorded = traffic.read()
+    recorded.require_requests()
     limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
     config = AdviceConfig(effort.requests, effort.concurrency, effort.seed, limits=limits)
     training = _fitted(traffic, effort, folder)
