@@ -607,4 +607,4 @@ def length_by_batch(
 
 def _costs(times: PassTimes, batch: int, context: int) -> Costs:
     """Of passes in which every sequence has as many rows."""
-    return Costs(lambda rows: times([(rows // batch, context)] * batch), batch=batch)
+    return Costs(lambda rows, sequences: times([(rows // sequences, context)] * sequences), batch=batch)
