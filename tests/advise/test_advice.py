@@ -273,6 +273,7 @@ def test_the_command_for_the_server_loads_the_drafters_that_routes_need() -> Non
     assert an_advice(on, **loaded).serve_command == f"paceline serve smollm2-135m {needs}--routes"
     assert an_advice(off, **loaded).serve_command == "paceline serve smollm2-135m --routes"
     assert needs in an_advice(on, **loaded).routes_file().splitlines()[0]
+    assert "--single-user --routes" in an_advice(on, single_user=True, **loaded).serve_command
 
 
 def test_json_holds_the_routes_file_and_the_entry_of_each_route() -> None:

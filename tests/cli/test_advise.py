@@ -20,6 +20,7 @@ from paceline.cli.advise import (
 )
 from paceline.cli.options import EngineOptions
 from paceline.train.data.held_out import is_held_out
+from paceline.web.api_keys import tenant
 from support.advice import advised, an_advice, around
 
 
@@ -191,6 +192,22 @@ def test_a_fitted_drafter_comes_with_the_conversations_that_it_has_seen(
     kept_back = {f"word {i}" for i in range(40) if is_held_out(f"word {i}", HELD_OUT)}
     assert 5 < len(kept_back) < 25
     assert unseen == kept_back
+
+
+@pytest.mark.parametrize("single_user", [False, True])
+def test_recorded_requests_that_name_nobody_are_strangers_but_for_a_single_user(
+    tmp_path: Path, single_user: bool
+) -> None:
+    """As in the server that the advice is for. Conversations of a file are one user's."""
+    file = tmp_path / "a.jsonl"
+    message = [{"role": "user", "content": "Hi."}]
+    traced = [
+        {"id": name, "messages": message, "output_ids": [1, 2], "tenant": tenant(None, name)}
+        for name in (None, "me")
+    ]
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in (*traced, talk("Hello."))))
+    found = TrafficOptions("any", traces=[file], single_user=single_user).read()
+    assert [one.anonymous for one in found.requests] == [not single_user, False, False]
 
 
 def test_the_memory_of_drafters_includes_a_draft_model_and_its_cache(

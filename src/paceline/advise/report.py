@@ -48,6 +48,7 @@ class Advice:
     rejected: Mapping[str, int]  # records that are no requests, by reason
     training: Training | None = None
     draft_model: str | None = None
+    single_user: bool = False  # requests that name nobody share drafters' memory
     heads: Mapping[str, str] = field(default_factory=dict)  # names of trained drafters, by kind
     head_lengths: Mapping[str, int] = field(default_factory=dict)  # tokens of their longest drafts, by kind
 
@@ -63,6 +64,8 @@ class Advice:
         needs = [f"--trained {name}" for kind, name in self.heads.items() if kind in used]
         if self.draft_model is not None and "model" in used:
             needs.append(f"--draft-model {self.draft_model}")
+        if self.single_user:
+            needs.append("--single-user")
         return " ".join(["paceline serve", self.target, *needs, "--routes"])
 
     def routes_file(self, existing: Mapping[str, Any] | None = None) -> str:

@@ -142,7 +142,9 @@ def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
     messages, text = body.get("messages"), str(body.get("prompt") or "")
     prompt: Any = request.prompt_ids if own and request.prompt_ids else messages or text
     seeded = params if params.seed is not None else replace(params, seed=_seed(request.id))
-    return llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+    seq = llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+    seq.anonymous = request.anonymous
+    return seq
 
 
 def _seed(name: str) -> int:

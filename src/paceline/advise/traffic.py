@@ -6,7 +6,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -38,6 +38,7 @@ class TracedRequest:
     endpoint: str = CHAT
     model: str = ""
     tenant: str = ""
+    anonymous: bool = False  # strangers share its tenant: nothing of it is remembered
     answer: str = ""  # text, calls as JSON
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()  # (): not recorded
@@ -74,6 +75,11 @@ class Traffic:
         for request in self.requests:
             found[request.route].append(request)
         return dict(sorted(found.items()))
+
+    def with_strangers(self, tenant: str) -> "Traffic":
+        """tenant: of requests that name nobody, so that they share no drafters' memory."""
+        marked = (replace(one, anonymous=True) if one.tenant == tenant else one for one in self.requests)
+        return replace(self, requests=tuple(marked))
 
     def require_requests(self) -> None:
         """Called before a long run."""

@@ -40,6 +40,9 @@ class TrafficOptions:
     store: Annotated[
         str | None, typer.Option(help="A trace store: a file, or postgresql://...; instead of --traces.")
     ] = None
+    single_user: Annotated[
+        bool, typer.Option(help="As in `paceline serve`: recorded requests that name nobody are one user's.")
+    ] = False
 
     @property
     def sources(self) -> tuple[str | Path, ...]:
@@ -47,12 +50,15 @@ class TrafficOptions:
 
     def read(self) -> "Traffic":
         from paceline.advise.traffic import from_files, from_store
+        from paceline.web.api_keys import tenant
 
         if bool(self.traces) == (self.store is not None):
             raise UsageError("give either --traces FILE, or --store URL")
         if self.store is not None:
-            return from_store(self.store, classify)
-        return from_files(self.traces or [], classify)
+            found = from_store(self.store, classify)
+        else:
+            found = from_files(self.traces or [], classify)
+        return found if self.single_user else found.with_strangers(tenant(None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,7 @@ def _advice(
         rejected=recorded.rejected,
         training=training,
         draft_model=drafter.draft_model,
+        single_user=traffic.single_user,
         heads={kind: name for name, kind in llm.trained.items()},
         head_lengths={head.kind: read_card(head.version.folder).shape.block for head in llm.heads},
     )
