@@ -230,6 +230,9 @@ def test_the_page_tells_what_a_fit_reached() -> None:
     assert "9 outputs of 3 conversations" in told
     assert "Too few" in told
     assert "With the drafter that was fitted" not in html(an_advice(advised(), training=fit))
+    unmeasured = html(an_advice(advised(), training=replace(fit, measured_answers=0, tokens_per_pass=0.0)))
+    assert "too little other traffic" in unmeasured
+    assert "0.00 tokens per pass" not in unmeasured
 
 
 def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:

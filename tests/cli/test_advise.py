@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.advise.advice import TrainingGain
+from paceline.advise.report import Training
 from paceline.cli import main
 from paceline.cli.advise import (
     HELD_OUT,
@@ -76,6 +77,17 @@ def test_a_route_says_what_training_would_bring(
         "  with a drafter fitted on part of it, decoding is 2.50 x plain and 1.30 x (1.26 to 1.34) the best "
         f"list, on 12 outputs of {sample}"
     )
+
+
+@pytest.mark.parametrize(("measured", "reached"), [(12, "1.62 tokens per pass"), (0, "too little traffic")])
+def test_a_fit_that_could_not_be_measured_has_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, measured: int, reached: str
+) -> None:
+    fit = Training("block", 3.0, 40, measured, 1.62 if measured else 0.0, None)
+    monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: an_advice(advised(), training=fit))
+    with pytest.raises(SystemExit):
+        main(["advise", "--target", "any", "--traces", "a.jsonl"])
+    assert f"A drafter fitted for 3 minutes: {reached}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("decision", ["speculate", "leave it off", "too little data"])

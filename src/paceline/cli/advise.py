@@ -376,7 +376,8 @@ def _print(advice: "Advice") -> None:
     if (fit := advice.training) is not None:
         before = "" if fit.before is None else f", {fit.before:.2f} before"
         gain = f"{fit.tokens_per_pass:.2f} tokens per pass{before}"
-        out.print(f"A drafter fitted for {fit.minutes:g} minutes: {gain}.")
+        reached = gain if fit.measured_answers else "too little traffic to measure it on"
+        out.print(f"A drafter fitted for {fit.minutes:g} minutes: {reached}.")
     _print_flags(out, list(advice.flags.items()))
 
 
