@@ -288,6 +288,19 @@ def _against_untrained(r: dict[str, Any]) -> str:
     return Spread(**spread).text(2) if spread else "-"
 
 
+def _has_fixed(r: dict[str, Any]) -> bool:
+    """Without them plain decoding is the best by default, and tells nothing in hindsight."""
+    return any(way.startswith("fixed") for way in r["against_plain"])
+
+
+def _best(r: dict[str, Any]) -> str:
+    return f"{r['best']}: {r['against_plain'][r['best']]['median']:.2f}" if _has_fixed(r) else "-"
+
+
+def _against_best(r: dict[str, Any]) -> str:
+    return f"{r['against_best']['median']:.2f}" if _has_fixed(r) else "-"
+
+
 COLUMNS: Final = (
     Column("workload", "workload"),
     Column("T", lambda r: f"{r['temperature']:g}"),
@@ -296,8 +309,8 @@ COLUMNS: Final = (
     *(_against(f"fixed {k}") for k in FIXED),
     Column("adaptive", lambda r: Spread(**r["against_plain"][ADAPTIVE]).text(3)),
     Column("holds", _holds),
-    Column(HINDSIGHT, lambda r: f"{r['best']}: {r['against_plain'][r['best']]['median']:.2f}"),
-    Column("adaptive / best", lambda r: f"{r['against_best']['median']:.2f}"),
+    Column(HINDSIGHT, _best),
+    Column("adaptive / best", _against_best),
     Column("with / without trained", _against_untrained),
     Column("tokens per pass", lambda r: f"{r['tokens_per_pass'][ADAPTIVE]:.2f}"),
 )
@@ -380,6 +393,13 @@ def _case(r: dict[str, Any]) -> Case:
 
 def _order(r: dict[str, Any]) -> tuple[int, float, int]:
     return list(WORKLOADS).index(r["workload"]), r["temperature"], r["load"]
+
+
+def title(about: dict[str, Any]) -> str:
+    """Of a table, by its device and the drafters beside the default ones."""
+    device = " on a GPU" if about.get("device") == "cuda" else ""
+    beside = [name for name in about["drafters"] if name not in SpecConfig().drafters]
+    return f"the controller as load rises{device}{', with ' if beside else ''}{', '.join(beside)}"
 
 
 def earlier_runs(rows: Sequence[dict[str, Any]]) -> list[str]:

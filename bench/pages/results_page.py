@@ -260,13 +260,13 @@ def soak(result: Result) -> Lines:
 
 def controlled(result: Result) -> Lines:
     return [
-        *measured(result, "the controller as load rises"),
+        *measured(result, control.title(result["machine"])),
         *Table.of(control.COLUMNS, result["rows"]).markdown(),
         *(line for text in control.earlier_runs(result["rows"]) for line in (text, "")),
         "Times plain decoding, all agents together, from cached prompts "
         f"{'on, ' + result['timed'] if 'timed' in result else 'to the last token'}; medians over "
-        "repeats. Hindsight is the best of plain decoding and the fixed lengths for that row. Holds: "
-        "adaptive is at least so many times as fast as plain decoding, or not.",
+        "repeats. Hindsight is the best of plain decoding and the fixed lengths for that row, where "
+        "these ran. Holds: adaptive is at least so many times as fast as plain decoding, or not.",
         "",
     ]
 

@@ -139,7 +139,7 @@ def unusable(
         return unsupported_copy_reason(model, config or EngineConfig())
     if drafter == "model" and draft_model is not None:
         try:
-            smaller = _weight_bytes(draft_model) < _weight_bytes(model)
+            smaller = weight_bytes(draft_model) < weight_bytes(model)
         except PacelineError as error:
             return str(error)
         if not smaller:
@@ -162,7 +162,7 @@ def _check_usable(
         log.warning("%s", reason)
 
 
-def _weight_bytes(model: Path) -> int:
+def weight_bytes(model: Path) -> int:
     """Bytes of the weights in its file; a pass reads about as many."""
     try:
         return sum(stored.nbytes for _, stored in canonical_tensors(open_checkpoint(model)))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from paceline.advise.advice import (
+    MAX_TOOLS,
     Candidate,
     Interval,
     LengthPoint,
@@ -131,6 +132,16 @@ def test_conditions_tell_routes_apart() -> None:
     assert conditions([*chats * 8, *shop, *shop], flights, classify) == {}
 
 
+def test_a_few_tools_stand_for_a_route_where_nearly_every_request_offers_one() -> None:
+    shop, bare = [request(tools("pay"))], request({})
+    kinds = [request(tools(f"tool {i:02}")) for i in range(2 * MAX_TOOLS)]
+    names = [f"tool {i:02}" for i in range(MAX_TOOLS)]
+    assert conditions(kinds[: MAX_TOOLS + 1], shop, classify) == {"tools": names}  # 16 of 17
+    assert conditions(kinds, shop, classify) == {}
+    assert conditions([*kinds[:1] * 9, bare], [*shop, bare], classify) == {"tools": ["tool 00"]}
+    assert conditions([*kinds[:1] * 8, bare, bare], [*shop, bare], classify) == {}
+
+
 def test_measured_figures_leave_out_the_first_token() -> None:
     rounds = [a_round("r", 0, committed=1, target_us=900_000), a_round("r", 1), a_round("r", 2, committed=1)]
     figures = measured([rounds], PassTimes(lambda rows, context: 20.0))
@@ -160,6 +171,11 @@ def test_the_routes_file_is_one_that_the_server_takes(tmp_path: Path) -> None:
     assert (routes[0].drafters, routes[0].max_draft) == (DEFAULT, 8)
     assert not routes[1].enabled
     assert "# rest is left out" in file.read_text()
+
+
+def test_the_routes_file_says_where_the_machine_was_busy() -> None:
+    first = [an_advice(advised(), busy=busy).routes_file().splitlines()[1] for busy in (True, False)]
+    assert ["provisional" in line for line in first] == [True, False]
 
 
 def test_routes_that_exist_keep_their_conditions_and_limits(tmp_path: Path) -> None:
@@ -214,6 +230,9 @@ def test_the_page_tells_what_a_fit_reached() -> None:
     assert "9 outputs of 3 conversations" in told
     assert "Too few" in told
     assert "With the drafter that was fitted" not in html(an_advice(advised(), training=fit))
+    unmeasured = html(an_advice(advised(), training=replace(fit, measured_answers=0, tokens_per_pass=0.0)))
+    assert "too little other traffic" in unmeasured
+    assert "0.00 tokens per pass" not in unmeasured
 
 
 def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:
@@ -235,6 +254,12 @@ def test_a_draft_model_is_named_where_it_drafts() -> None:
     assert all("small" in given.text for given in flags.values())
 
 
+def test_other_engines_ask_a_head_for_drafts_that_it_makes() -> None:
+    head = replace(advised().best, drafters=("suffix", "block"))
+    flags = an_advice(advised(best=head, by_batch=((1, 64, 9),)), head_lengths={"block": 8}).flags["agents"]
+    assert '"num_speculative_tokens": 8' in flags["vllm"].text
+
+
 def test_json_holds_every_figure() -> None:
     figures = json.loads(json.dumps(an_advice(advised()).as_dict()))
     assert figures["routes"][0]["best"]["tokens_per_pass"]["value"] == 2.4
@@ -251,13 +276,14 @@ def test_the_command_for_the_server_loads_the_drafters_that_routes_need() -> Non
     assert an_advice(on, **loaded).serve_command == f"paceline serve smollm2-135m {needs}--routes"
     assert an_advice(off, **loaded).serve_command == "paceline serve smollm2-135m --routes"
     assert needs in an_advice(on, **loaded).routes_file().splitlines()[0]
+    assert "--single-user --routes" in an_advice(on, single_user=True, **loaded).serve_command
 
 
 def test_json_holds_the_routes_file_and_the_entry_of_each_route() -> None:
     one, undecided = advised(), replace(advised(), route="few", decision="too little data")
     figures = json.loads(json.dumps(an_advice(one, undecided).as_dict()))
     command = "paceline serve smollm2-135m --routes FILE"
-    assert figures["routes_file"] == routes_yaml([one, undecided], None, command)
+    assert figures["routes_file"] == routes_yaml([one, undecided], None, command, provisional=True)
     (entry,) = yaml.safe_load(figures["routes"][0]["config"])
     (listed,) = yaml.safe_load(figures["routes_file"])["routes"]
     assert entry == listed

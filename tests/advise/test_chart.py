@@ -77,6 +77,15 @@ def test_a_mark_is_at_its_number(at: float, share: float | None) -> None:
         assert float(upright[0].attrib["x1"]) == pytest.approx(LEFT + share * (WIDTH - LEFT - RIGHT), abs=0.1)
 
 
+def test_numbers_that_would_overlap_are_left_out() -> None:
+    near = Chart("Load", "", "x", [1, 32, 63, 64], (Series("a", [2, 2, 1, 1]),), log=True)
+    texts = [text.text for text in ElementTree.fromstring(svg(near)).iter(f"{SPACE}text")]
+    assert ("63" in texts, "64" in texts) == (True, False)
+    for routes, labelled in ((2, True), (40, False)):
+        wide = Chart("Routes", "", "x", ["r"] * routes, (Series("a", [1.23] * routes),), bars=True)
+        assert (">1.23<" in svg(wide)) is labelled
+
+
 def test_a_png_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.advise.chart.find_spec", lambda name: None)
     require_format(Path("a.svg"))

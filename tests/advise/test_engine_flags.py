@@ -1,6 +1,7 @@
 """Settings of other engines: the drafter that each can have, by the names of its options, and notes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -75,9 +76,9 @@ def test_a_drafter_without_a_model_is_left_out() -> None:
 def test_notes_name_the_drafters_that_an_engine_leaves_out() -> None:
     flags = engine_flags(Speculation((*LISTED, "block", "model"), 8, HEADS))
     assert flags["vllm"].notes == ("vLLM drafts by block only; left out: grammar, suffix, ngram, model",)
-    assert flags["sglang"].notes == ("SGLang drafts by model only; left out: grammar, suffix, ngram, block",)
-    assert flags["llama.cpp"].notes == (
-        "llama.cpp drafts by ngram, suffix, model only; left out: grammar, block",
+    assert flags["sglang"].notes[0] == "SGLang drafts by model only; left out: grammar, suffix, ngram, block"
+    assert flags["llama.cpp"].notes[0] == (
+        "llama.cpp drafts by ngram, suffix, model only; left out: grammar, block"
     )
     none = engine_flags(Speculation(("grammar",), 8))
     assert none["sglang"] == EngineFlags((), ("SGLang drafts nothing; left out: grammar",))
@@ -127,6 +128,26 @@ def test_vllm_drafts_less_as_the_batch_grows_where_its_method_can(drafter: str, 
     assert any(ONE_LENGTH in note for note in made.notes) is not follows
 
 
+@pytest.mark.parametrize(
+    ("longest", "length", "ranges"),
+    [
+        (9, 8, [[1, 4, 8], [5, 16, 2], [17, 64, 0]]),
+        (5, 5, [[1, 4, 5], [5, 16, 2], [17, 64, 0]]),
+        (2, 2, [[1, 16, 2], [17, 64, 0]]),
+    ],
+)
+def test_a_head_is_not_asked_for_longer_drafts_than_it_makes(
+    longest: int, length: int, ranges: list[list[int]]
+) -> None:
+    spec = Speculation(("block", "eagle"), 8, HEADS, BY_BATCH, {"block": longest, "eagle": longest})
+    config = vllm_config(vllm_flags(spec))
+    assert config["num_speculative_tokens"] == length
+    assert config["num_speculative_tokens_per_batch_size"] == ranges
+    assert sglang_flags(spec).text.endswith(f"--speculative-num-draft-tokens {length + 1}")
+    even = replace(spec, by_batch=((1, 4, 8), (5, 64, 7)), longest={"block": 6})
+    assert "num_speculative_tokens_per_batch_size" not in vllm_config(vllm_flags(even))
+
+
 def test_notes_say_where_one_length_is_not_the_best() -> None:
     spec = Speculation(("suffix", "eagle"), 8, HEADS, BY_BATCH)
     assert f"SGLang has {ONE_LENGTH}" in sglang_flags(spec).notes
@@ -145,6 +166,20 @@ def test_notes_say_which_checkpoints_of_heads_an_engine_reads() -> None:
     assert EAGLE_FORMAT in sglang_flags(Speculation(("eagle",), 8, HEADS)).notes
     assert EAGLE_FORMAT not in sglang_flags(Speculation(("model",), 8, HEADS)).notes
     assert MEDUSA_FORMAT in vllm_flags(Speculation(("medusa",), 8, HEADS)).notes
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sglang", "llama_cpp"),
+    [("block", "DSPARK", "draft-dspark"), ("eagle", "", "draft-eagle3"), ("model", "", "")],
+)
+def test_notes_say_which_heads_an_engine_runs_from_published_checkpoints_only(
+    drafter: str, sglang: str, llama_cpp: str
+) -> None:
+    flags = engine_flags(Speculation((drafter,), 8, HEADS))
+    for engine, option in (("sglang", sglang), ("llama.cpp", llama_cpp)):
+        told = [note for note in flags[engine].notes if "as their authors publish them (--sp" in note]
+        assert [option in note for note in told] == ([True] if option else [])
+    assert not any("publish" in note for note in flags["vllm"].notes)
 
 
 def test_sglang_drafts_a_chain_and_counts_the_last_token_of_the_text() -> None:

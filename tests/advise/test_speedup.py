@@ -70,7 +70,7 @@ def test_a_simulated_run_takes_the_estimated_time() -> None:
 
 def test_the_best_length_is_found_behind_a_step_of_the_cost() -> None:
     """A kernel that pads to 8 rows makes lengths 1 to 7 cost the same."""
-    costs = Costs(lambda rows: 10.0 if rows == 1 else 25.0 if rows <= 8 else 80.0)
+    costs = Costs(lambda rows, _: 10.0 if rows == 1 else 25.0 if rows <= 8 else 80.0)
     assert best_length(tokens_by_length([0.9] * 12), costs) == 7
     assert costs.speedup(expected_tokens(0.9, 1), 1) < 1
 
@@ -101,8 +101,8 @@ def test_the_crossover_is_where_the_pass_begins_to_follow_its_arithmetic(
 
 
 def test_a_measured_curve_crosses_over_where_its_rows_take_as_long_as_the_weights() -> None:
-    assert crossover_rows(lambda rows: max(100.0, 5.0 * rows)) == pytest.approx(20)
-    assert crossover_rows(lambda rows: 100.0) is None
+    assert crossover_rows(lambda rows, _: max(100.0, 5.0 * rows)) == pytest.approx(20)
+    assert crossover_rows(lambda rows, _: 100.0) is None
     assert estimate(0.5, 4, Costs(Roofline(100, compute_ms=5))).crossover_batch == pytest.approx(4)
 
 
@@ -141,6 +141,16 @@ def test_drafts_of_more_sequences_may_cost_more() -> None:
     speedups = [at.chosen_speedup for at in made.batches]
     assert speedups == sorted(speedups, reverse=True)
     assert next(at for at in made.batches if at.batch == 3).chosen_speedup == made.chosen.speedup
+
+
+def test_each_sequence_of_a_pass_brings_its_own_context() -> None:
+    """As in a measured curve: what a context adds is added for each, with drafts and without."""
+    costs = Costs(lambda rows, sequences: rows + 10.0 * sequences, batch=4)
+    assert (costs.verify_ms(0), costs.verify_ms(2)) == (44, 52)
+    assert costs.speedup(3, 2) == pytest.approx(3 * 44 / 52)
+    made = estimate(1, 2, costs)
+    assert [at.chosen_speedup for at in made.batches[:3]] == [pytest.approx(3 * 11 / 13)] * 3
+    assert made.textbook.speedup == 2
 
 
 @pytest.mark.parametrize("extreme", [MIN_MS, MAX_MS])

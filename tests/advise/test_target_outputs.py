@@ -22,6 +22,7 @@ from paceline.advise.target_outputs import (
 )
 from paceline.advise.traffic import TracedRequest, Traffic, turns_before
 from paceline.config import EngineConfig, SpecConfig
+from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.llm import LLM
 from paceline.types import Ask, Draft, Drafter, Seq
@@ -66,6 +67,32 @@ def test_the_turn_before_is_read_first(model: Path) -> None:
     assert everything[0].recorded.cached == cold.recorded.cached == 0
     assert alone.recorded.cached == everything[3].recorded.cached > 0
     assert alone.recorded.output == everything[3].recorded.output == cold.recorded.output
+
+
+def test_prompts_that_are_too_long_count_together(model: Path) -> None:
+    """Those beyond the model's context, whose errors tell each one's length, too."""
+    llm, (short, *_) = toy(model), turns(1)
+    words = [{"role": "user", "content": "a word " * 3000 * (n + 1)} for n in range(2)]
+    long = [replace(short, id=f"{n}", body={"messages": [one]}) for n, one in enumerate(words)]
+    _, left_out = target_outputs(llm, long, LIMITS)
+    assert left_out == {f"prompts of more than {llm.target.max_context - 1:,} tokens": 2}
+    _, left_out = target_outputs(llm, [short], OutputLimits(max_prompt=1))
+    assert left_out == {"prompts of more than 1 tokens": 1}
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_the_replay_of_a_stranger_finds_nothing_of_other_requests(model: Path, anonymous: bool) -> None:
+    first = replace(turns(1)[0], anonymous=anonymous)
+    outputs = answered(model, [], [first, replace(first, id="again", conversation="again", body=first.body)])
+    same = [
+        replace(one, recorded=replace(one.recorded, output=outputs[0].recorded.output)) for one in outputs
+    ]
+    assert [one.recorded.seq.anonymous for one in same] == [anonymous] * 2
+    made = Simulation(
+        SpecConfig(("suffix",), 8), toy(model).target, model_free(), Fixed(), PassTimes(lambda n, c: 1.0)
+    )
+    alone, after = made.run([one.recorded for one in same])
+    assert (after.passes < alone.passes) is not anonymous
 
 
 def test_a_replay_of_answers_has_their_rounds(model: Path) -> None:

@@ -21,6 +21,7 @@ from bench.control import (
     groups,
     merged,
     row,
+    title,
     ways,
 )
 from bench.drafters.turns import Turn
@@ -56,7 +57,19 @@ def test_the_list_with_a_trained_drafter_is_compared_with_the_list_without_it() 
     assert made["best"] == PLAIN
     assert made["against_untrained"]["median"] == 1.1
     (cells,) = Table.of(COLUMNS, [made]).rows
-    assert cells[-2:] == ["1.10 (1.10 to 1.10)", "2.00"]
+    assert cells[-4:] == ["-", "-", "1.10 (1.10 to 1.10)", "2.00"]
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"drafters": list(SpecConfig().drafters)}, "rises"),
+        ({"drafters": [*SpecConfig().drafters, "block"], "device": "cpu"}, "rises, with block"),
+        ({"drafters": [*SpecConfig().drafters, "block"], "device": "cuda"}, "rises on a GPU, with block"),
+    ],
+)
+def test_a_table_is_named_by_its_device_and_trained_drafters(about: dict[str, Any], words: str) -> None:
+    assert title(about) == f"the controller as load {words}"
 
 
 def test_fixed_lengths_are_fixed_and_plain_decoding_drafts_nothing() -> None:

@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from paceline.advise.advice import TrainingGain
+from paceline.advise.report import Training
 from paceline.cli import main
-from paceline.cli.advise import HELD_OUT, EffortOptions, TrafficOptions, _fitted, _fitted_drafter
+from paceline.cli.advise import (
+    HELD_OUT,
+    EffortOptions,
+    TrafficOptions,
+    _drafter_bytes,
+    _fitted,
+    _fitted_drafter,
+)
 from paceline.cli.options import EngineOptions
 from paceline.train.data.held_out import is_held_out
+from paceline.web.api_keys import tenant
 from support.advice import advised, an_advice, around
 
 
@@ -70,6 +79,17 @@ def test_a_route_says_what_training_would_bring(
     )
 
 
+@pytest.mark.parametrize(("measured", "reached"), [(12, "1.62 tokens per pass"), (0, "too little traffic")])
+def test_a_fit_that_could_not_be_measured_has_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, measured: int, reached: str
+) -> None:
+    fit = Training("block", 3.0, 40, measured, 1.62 if measured else 0.0, None)
+    monkeypatch.setattr("paceline.cli.advise._advice", lambda *options: an_advice(advised(), training=fit))
+    with pytest.raises(SystemExit):
+        main(["advise", "--target", "any", "--traces", "a.jsonl"])
+    assert f"A drafter fitted for 3 minutes: {reached}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("decision", ["speculate", "leave it off", "too little data"])
 def test_a_server_is_named_only_for_routes_that_are_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decision: Any
@@ -83,6 +103,32 @@ def test_a_server_is_named_only_for_routes_that_are_set(
     empty = "routes: []" in routes.read_text()
     assert last.startswith("there is nothing to set" if empty else "paceline serve ")
     assert empty == (decision == "too little data")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--minutes", "0", "minutes=0.0 is not usable: expected more than 0"),
+        ("--minutes", "nan", "minutes=nan is not usable"),
+        ("--fit-minutes", "-1", "fit_minutes=-1.0 is not usable: expected 0 or more"),
+        ("--fit-minutes", "nan", "fit_minutes=nan is not usable"),
+    ],
+)
+def test_times_that_are_unusable_are_named_as_given(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    assert message in failure(capsys, "--traces", "none.jsonl", option, value)
+
+
+def test_traffic_without_a_request_is_found_before_any_time_is_spent(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('not json\n{"messages": 3}\n')
+    why = "there is no request in this traffic (not JSON: 1, `messages` is missing: 1)"
+    assert why in failure(capsys, "--traces", str(file))
+    file.write_text("")
+    assert "(it is empty)" in failure(capsys, "--traces", str(file))
 
 
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -158,3 +204,32 @@ def test_a_fitted_drafter_comes_with_the_conversations_that_it_has_seen(
     kept_back = {f"word {i}" for i in range(40) if is_held_out(f"word {i}", HELD_OUT)}
     assert 5 < len(kept_back) < 25
     assert unseen == kept_back
+
+
+@pytest.mark.parametrize("single_user", [False, True])
+def test_recorded_requests_that_name_nobody_are_strangers_but_for_a_single_user(
+    tmp_path: Path, single_user: bool
+) -> None:
+    """As in the server that the advice is for. Conversations of a file are one user's."""
+    file = tmp_path / "a.jsonl"
+    message = [{"role": "user", "content": "Hi."}]
+    traced = [
+        {"id": name, "messages": message, "output_ids": [1, 2], "tenant": tenant(None, name)}
+        for name in (None, "me")
+    ]
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in (*traced, talk("Hello."))))
+    found = TrafficOptions("any", traces=[file], single_user=single_user).read()
+    assert [one.anonymous for one in found.requests] == [not single_user, False, False]
+
+
+def test_the_memory_of_drafters_includes_a_draft_model_and_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 50)
+    head = SimpleNamespace(kind="block", version=SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr("paceline.loading.draft_model_path", Path)
+    monkeypatch.setattr("paceline.loading.weight_bytes", lambda path: {Path("small"): 900}[path])
+    llm: Any = SimpleNamespace(heads=[head])
+    assert _drafter_bytes(llm, None, 64) == {"block": 50}
+    with_model = {"block": 50, "model": 900, "model, its KV cache as set": 64 << 20}
+    assert _drafter_bytes(llm, "small", 64) == with_model

@@ -266,6 +266,21 @@ def test_a_machine_on_which_no_two_measurements_agree_is_busy(clocked: Clocked) 
     assert cost_table(clocked) == before
 
 
+def test_a_busy_machines_table_has_the_fastest_pass_of_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that slows passes of one row more than others makes drafts look free."""
+    tables = [
+        CostTable({256: {1: 9.0, 2: 9.0, 8: 9.0}}),
+        CostTable({256: {1: 1.0, 2: 20.0, 8: 50.0}, 2048: {1: 3.0, 2: 30.0, 8: 60.0}}),
+        CostTable({256: {1: 5.0, 2: 2.0, 8: 80.0}}),
+        CostTable({}),
+    ]
+    later = iter(tables[1:])
+    monkeypatch.setattr(cost, "measure", lambda _: next(later))
+    table, confirmed = confirmed_cost_table(Clocked(), tables[0])
+    assert not confirmed
+    assert table.ms == {256: {1: 1, 2: 2, 8: 9}, 2048: {1: 3, 2: 30, 8: 60}}
+
+
 def test_a_table_under_a_steady_load_is_measured_twice_and_again_at_the_next_start(clocked: Clocked) -> None:
     clocked.others, clocked._noise_of = [0.5, 0.4], lambda number: 3.0 if number > 16 else 4.0
     busy = cost_table(clocked)

@@ -206,10 +206,8 @@ def advise_routes(
 ) -> list[RouteAdvice]:
     """Advice for every route with traffic; the time for answers is shared evenly among them."""
     config = config or AdviceConfig()
+    traffic.require_requests()
     routes = traffic.routes()
-    if not routes:
-        why = ", ".join(f"{reason}: {count}" for reason, count in traffic.rejected.items()) or "it is empty"
-        raise UsageError(f"there is no request in this traffic ({why})")
     advised, started = list[RouteAdvice](), time.monotonic()
     for number, (route, requests) in enumerate(routes.items()):
         left = config.limits.seconds - (time.monotonic() - started)
@@ -580,15 +578,12 @@ def conditions(
 
 
 def _cover(offered: Sequence[set[str]]) -> list[str]:
-    """A few tools of which nearly every request offers one; [] if some requests offer none."""
-    left, names = [tools for tools in offered if tools], list[str]()
-    if len(left) < len(offered):
-        return []
-    while left and len(names) < MAX_TOOLS:
-        counts = Counter(name for tools in left for name in tools)
+    """A few tools of which nearly every request offers one; []: there are none such."""
+    left, names = list(offered), list[str]()
+    while len(names) < MAX_TOOLS and (counts := Counter(name for tools in left for name in tools)):
         names.append(min(counts, key=lambda name: (-counts[name], name)))
         left = [tools for tools in left if names[-1] not in tools]
-    return sorted(names)
+    return sorted(names) if len(offered) - len(left) >= COVERED * len(offered) else []
 
 
 def length_by_batch(
@@ -612,4 +607,4 @@ def length_by_batch(
 
 def _costs(times: PassTimes, batch: int, context: int) -> Costs:
     """Of passes in which every sequence has as many rows."""
-    return Costs(lambda rows: times([(rows // batch, context)] * batch), batch=batch)
+    return Costs(lambda rows, sequences: times([(rows // sequences, context)] * sequences), batch=batch)

@@ -20,7 +20,8 @@ WIDTH: Final = 640  # pixels
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 36, 44  # margins
 COLOURS: Final = ("#2f6fde", "#d9722e", "#2e9e6b", "#9b59b6", "#b8860b")
-LETTER: Final = 6.2  # pixels of a letter, about
+LETTER: Final = 7.0  # pixels of a letter, about
+LABEL_GAP: Final = 22  # pixels from a number on an axis or above a bar to the next, at least
 SWATCH: Final = 26  # of a colour in the legend, with the room around it
 BAR_WIDTH: Final = 40  # columns of a terminal
 STYLE: Final = """\
@@ -175,11 +176,12 @@ def _axes(chart: Chart, plane: _Plane) -> list[str]:
         y = plane.y(chart.level)
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y, "level", ' stroke-dasharray="4 3"'))
     parts += _mark(chart, plane)
-    every = -(-len(chart.xs) // 20)
-    for i in range(0, len(chart.xs), every):
-        x = chart.xs[i]
-        label = x if isinstance(x, str) else f"{x:g}"
-        parts.append(_text(plane.x(i), HEIGHT - BOTTOM + 16, label, "middle"))
+    last = -float(LABEL_GAP)
+    for i, value in enumerate(chart.xs):
+        if (x := plane.x(i)) < last + LABEL_GAP:
+            continue
+        label, last = value if isinstance(value, str) else f"{value:g}", x
+        parts.append(_text(x, HEIGHT - BOTTOM + 16, label, "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, chart.x_label, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'<g transform="rotate(-90 14 {middle:g})">{_text(14, middle, chart.y_label, "middle")}</g>'
@@ -221,7 +223,8 @@ def _bars(chart: Chart, plane: _Plane) -> list[str]:
                 above = min(y, high)
                 parts.append(_line(middle, low, middle, high, "level"))
                 parts += [_line(middle - 4, end, middle + 4, end, "cap") for end in (low, high)]
-            parts.append(_text(middle, above - 5, f"{value:.2f}", "middle"))
+            if width >= LABEL_GAP:
+                parts.append(_text(middle, above - 5, f"{value:.2f}", "middle"))
     return parts
 
 

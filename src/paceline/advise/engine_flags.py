@@ -29,6 +29,12 @@ EAGLE_FORMAT: Final = (
     "SGLang reads EAGLE-3 checkpoints as their authors publish them (LlamaForCausalLMEagle3), not as "
     "`paceline drafters export` writes them"
 )
+# Heads that an engine runs, but not from the files of `paceline drafters export`: by what name.
+SGLANG_PUBLISHED: Final = {"block": "--speculative-algorithm DSPARK, since 0.5.16"}
+LLAMA_CPP_PUBLISHED: Final = {
+    "block": "--spec-type draft-dspark, converted to GGUF",
+    "eagle": "--spec-type draft-eagle3, converted to GGUF",
+}
 MEDUSA_FORMAT: Final = (
     "`paceline drafters export` writes no medusa: name the checkpoint that it was imported from"
 )
@@ -44,6 +50,7 @@ class Speculation:
     models: Mapping[str, str] = field(default_factory=dict)
     # First and last number of sequences in a pass, and the draft length for them; 0: none.
     by_batch: Sequence[tuple[int, int, int]] = ()
+    longest: Mapping[str, int] = field(default_factory=dict)  # drafts of the drafters that have a limit
 
     def drafter(self, known: Collection[str]) -> str | None:
         """The one drafter of an engine that has no lists and knows these."""
@@ -53,6 +60,16 @@ class Speculation:
         needs_model = name in HAVE_MODEL and not self.models.get(name)
         return bool(self.max_draft) and name in self.drafters and not needs_model
 
+    def limited(self, name: str) -> "Speculation":
+        """With drafts that this drafter can make."""
+        most = min(self.longest.get(name, self.max_draft), self.max_draft)
+        ranges = list[tuple[int, int, int]]()
+        for first, last, length in self.by_batch:
+            if ranges and ranges[-1][2] == min(length, most):
+                first = ranges.pop()[0]
+            ranges.append((first, last, min(length, most)))
+        return replace(self, max_draft=most, by_batch=ranges if len(ranges) > 1 else ())
+
     def left_out(self, engine: str, used: Collection[str]) -> list[str]:
         """Tells which drafters an engine drops, if it has any."""
         dropped = [name for name in self.drafters if name not in used and name != "none"]
@@ -60,6 +77,15 @@ class Speculation:
             return []
         rest = f"drafts by {', '.join(used)} only" if used else "drafts nothing"
         return [f"{engine} {rest}; left out: {', '.join(dropped)}"]
+
+    def published_only(self, engine: str, heads: Mapping[str, str]) -> list[str]:
+        """Tells which of its heads an engine runs from other files than ours."""
+        return [
+            f"{engine} runs {name} from checkpoints as their authors publish them ({how}), not from those "
+            "of `paceline drafters export`"
+            for name, how in heads.items()
+            if self.has(name)
+        ]
 
     def fixed_length(self, engine: str) -> list[str]:
         """Tells for how many sequences the one length of an engine is not the best."""
@@ -101,6 +127,7 @@ def vllm_speculation(spec: Speculation, plugin: bool = True) -> VllmSpeculation:
         return VllmSpeculation(notes=tuple(spec.left_out("vLLM", ())))
     if plugin and name in WITHOUT_MODEL:
         return _by_proposer(spec)
+    spec = spec.limited(name)
     config, notes = {**_vllm_method(name, spec), "num_speculative_tokens": spec.max_draft}, []
     if name in VLLM_FIXED:
         notes = spec.fixed_length(f"vLLM's {name}")
@@ -150,11 +177,14 @@ def vllm_flags(spec: Speculation) -> EngineFlags:
 
 def sglang_flags(spec: Speculation) -> EngineFlags:
     """Its draft tokens include the last token of the text. Its n-grams are those of `suffix` and `ngram`."""
-    name, nodes = spec.drafter(("eagle", "model", *WITHOUT_MODEL)), str(spec.max_draft + 1)
+    name = spec.drafter(("eagle", "model", *WITHOUT_MODEL))
+    published = spec.published_only("SGLang", SGLANG_PUBLISHED)
     if name is None:
-        return EngineFlags(notes=tuple(spec.left_out("SGLang", ())))
+        return EngineFlags(notes=(*spec.left_out("SGLang", ()), *published))
     used = [one for one in spec.drafters if one in WITHOUT_MODEL] if name in WITHOUT_MODEL else [name]
-    notes = [*spec.left_out("SGLang", used), *spec.fixed_length("SGLang")]
+    spec = spec.limited(name)
+    nodes = str(spec.max_draft + 1)
+    notes = [*spec.left_out("SGLang", used), *published, *spec.fixed_length("SGLang")]
     if name in WITHOUT_MODEL:  # one guess for each position, as in a chain; by default up to 10
         breadth = ("--speculative-ngram-max-bfs-breadth", "1")
         ngram = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", nodes, *breadth)
@@ -172,7 +202,8 @@ def llama_cpp_flags(spec: Speculation) -> EngineFlags:
     """Of llama-server. N-gram drafters are tried before a draft model, whatever their order here."""
     length = str(spec.max_draft)
     found = {name: flags for name, flags in _llama_cpp_drafters(spec, length).items() if spec.has(name)}
-    notes = tuple(spec.left_out("llama.cpp", list(found)))
+    published = spec.published_only("llama.cpp", LLAMA_CPP_PUBLISHED)
+    notes = (*spec.left_out("llama.cpp", list(found)), *published)
     if not found:
         return EngineFlags(notes=notes)
     types = ",".join(kind for kind, _ in found.values())

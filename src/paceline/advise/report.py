@@ -48,7 +48,9 @@ class Advice:
     rejected: Mapping[str, int]  # records that are no requests, by reason
     training: Training | None = None
     draft_model: str | None = None
+    single_user: bool = False  # requests that name nobody share drafters' memory
     heads: Mapping[str, str] = field(default_factory=dict)  # names of trained drafters, by kind
+    head_lengths: Mapping[str, int] = field(default_factory=dict)  # tokens of their longest drafts, by kind
 
     @property
     def decides(self) -> bool:
@@ -62,10 +64,12 @@ class Advice:
         needs = [f"--trained {name}" for kind, name in self.heads.items() if kind in used]
         if self.draft_model is not None and "model" in used:
             needs.append(f"--draft-model {self.draft_model}")
+        if self.single_user:
+            needs.append("--single-user")
         return " ".join(["paceline serve", self.target, *needs, "--routes"])
 
     def routes_file(self, existing: Mapping[str, Any] | None = None) -> str:
-        return routes_yaml(self.routes, existing, f"{self.serve_command} FILE")
+        return routes_yaml(self.routes, existing, f"{self.serve_command} FILE", self.busy)
 
     @property
     def flags(self) -> dict[str, dict[str, EngineFlags]]:
@@ -78,7 +82,7 @@ class Advice:
         by_batch = one.by_batch if len(one.by_batch) > 1 else ()
         models = {kind: f"EXPORTED_{kind.upper()}" for kind in HAVE_MODEL}
         models["model"] = self.draft_model or "DRAFT_MODEL"
-        return Speculation(one.best.drafters, length, models, by_batch)
+        return Speculation(one.best.drafters, length, models, by_batch, self.head_lengths)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -14,10 +14,11 @@ def routes_yaml(
     advised: Sequence[RouteAdvice],
     existing: Mapping[str, Any] | None = None,
     command: str = "paceline serve MODEL --routes FILE",
+    provisional: bool = False,
 ) -> str:
     """existing: a routes file as read. Its routes keep their order, conditions and limits.
 
-    command: the server with all drafters that the routes need.
+    command: the server with all drafters that the routes need. provisional: the machine was busy.
     """
     undecided = [one for one in advised if one.decision == "too little data"]
     advised = [one for one in advised if one not in undecided]
@@ -30,6 +31,8 @@ def routes_yaml(
             route.update(_settings(one))
     routes, unmatched = _new([one for one in advised if one.route not in known], closed=_is_closed(listed))
     lines = [f"# Written by `paceline advise`, for: {command}"]
+    if provisional:
+        lines.append("# The machine was busy when passes were measured: speed-ups are provisional.")
     lines += [f"# {one.route}: {one.reason}" for one in advised]
     lines += [f"# {one.route} is not set here: too little data, {one.reason}" for one in undecided]
     lines += [

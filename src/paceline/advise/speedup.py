@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from paceline.config import require, require_between, require_whole
 
-Cost = Callable[[int], float]  # rows of a pass to milliseconds
+Cost = Callable[[int, int], float]  # rows of a pass, and sequences that share it evenly, to milliseconds
 DraftTime = Callable[[int, int], float]  # tokens of each draft, and sequences that have one, to milliseconds
 
 MAX_LENGTH: Final = 16  # longest draft that is considered
@@ -35,7 +35,7 @@ class Roofline:
         require_between(self, MIN_MS, MAX_MS, "target_ms")
         require_between(self, 0, MAX_MS, "row_ms", "compute_ms")
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: int, sequences: int = 1) -> float:
         return max(self.target_ms + self.row_ms * (rows - 1), self.compute_ms * rows)
 
     @property
@@ -106,7 +106,7 @@ class Costs:
         require_between(self, 1, 4096, "batch")
 
     def verify_ms(self, length: int) -> float:
-        return self.target(self.batch * (1 + length))
+        return self.target(self.batch * (1 + length), self.batch)
 
     def draft_ms(self, length: int) -> float:
         return self.draft(length, self.batch)
@@ -116,7 +116,7 @@ class Costs:
 
     def speedup(self, tokens: float, length: int) -> float:
         """Against plain decoding of the same batch. tokens: expected of each sequence in a round."""
-        return tokens * self.target(self.batch) / self.round_ms(length)
+        return tokens * self.verify_ms(0) / self.round_ms(length)
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
@@ -155,8 +155,8 @@ def crossover_rows(target: Cost) -> float | None:
     """
     if isinstance(target, Roofline):
         return target.crossover_rows
-    row_ms = target(_MANY_ROWS) - target(_MANY_ROWS - 1)
-    return max(1.0, target(1) / row_ms) if row_ms > 1e-9 * target(1) else None
+    one, row_ms = target(1, 1), target(_MANY_ROWS, 1) - target(_MANY_ROWS - 1, 1)
+    return max(1.0, one / row_ms) if row_ms > 1e-9 * one else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,5 +255,5 @@ def _at_batch(batch: int, chosen: int, tokens: Sequence[float], costs: Costs) ->
 
 def _textbook(acceptance: float, length: int, costs: Costs) -> Textbook:
     """Verification costs as much as one row, every drafted token is accepted by itself."""
-    pass_ms, accepted = costs.target(costs.batch), acceptance * length
+    pass_ms, accepted = costs.verify_ms(0), acceptance * length
     return Textbook(accepted, accepted * pass_ms / (pass_ms + costs.draft_ms(length)))

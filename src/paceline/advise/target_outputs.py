@@ -20,7 +20,7 @@ from paceline.advise.traffic import TokenizedRequest, TracedRequest
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
 from paceline.engine.engine import Engine
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptTooLong
 from paceline.target.cost import PassCost
 from paceline.types import Feed, Round, Seq
 
@@ -91,10 +91,14 @@ def target_outputs(
 def _output(
     llm: "LLM", request: TracedRequest, limits: OutputLimits, before: TracedRequest | None
 ) -> TargetOutput:
-    seq = prepared(llm, request, limits)
     longest = min(limits.max_prompt, llm.target.max_context - 1)
+    too_long = PacelineError(f"prompts of more than {longest:,} tokens")
+    try:
+        seq = prepared(llm, request, limits)
+    except PromptTooLong:  # tells each one's length: they count together
+        raise too_long from None
     if seq.prompt_len > longest:
-        raise PacelineError(f"prompts of more than {longest} tokens")
+        raise too_long
     if _is_own(llm, request):
         recorded = RecordedOutput(seq, request.output_ids)
         prefill_ms = None if request.prefill_s is None else 1000 * request.prefill_s
@@ -138,7 +142,9 @@ def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
     messages, text = body.get("messages"), str(body.get("prompt") or "")
     prompt: Any = request.prompt_ids if own and request.prompt_ids else messages or text
     seeded = params if params.seed is not None else replace(params, seed=_seed(request.id))
-    return llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+    seq = llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+    seq.anonymous = request.anonymous
+    return seq
 
 
 def _seed(name: str) -> int:

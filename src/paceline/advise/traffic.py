@@ -6,14 +6,14 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, Final
 
-from paceline.errors import DataError, StoreError, TextError
+from paceline.errors import DataError, StoreError, TextError, UsageError
 from paceline.text import message_text, opening_text
 from paceline.trace.record import RoundRecord
 from paceline.types import common_prefix
@@ -38,6 +38,7 @@ class TracedRequest:
     endpoint: str = CHAT
     model: str = ""
     tenant: str = ""
+    anonymous: bool = False  # strangers share its tenant: nothing of it is remembered
     answer: str = ""  # text, calls as JSON
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()  # (): not recorded
@@ -74,6 +75,17 @@ class Traffic:
         for request in self.requests:
             found[request.route].append(request)
         return dict(sorted(found.items()))
+
+    def with_strangers(self, tenant: str) -> "Traffic":
+        """tenant: of requests that name nobody, so that they share no drafters' memory."""
+        marked = (replace(one, anonymous=True) if one.tenant == tenant else one for one in self.requests)
+        return replace(self, requests=tuple(marked))
+
+    def require_requests(self) -> None:
+        """Called before a long run."""
+        if not self.requests:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in self.rejected.items())
+            raise UsageError(f"there is no request in this traffic ({reasons or 'it is empty'})")
 
 
 def conversations(requests: Iterable[TracedRequest]) -> list[list[TracedRequest]]:

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from paceline.cli import completion
 from paceline.cli.options import MODEL_HELP, EngineOptions, grouped, require_writable
+from paceline.config import require_min, require_positive
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class TrafficOptions:
     store: Annotated[
         str | None, typer.Option(help="A trace store: a file, or postgresql://...; instead of --traces.")
     ] = None
+    single_user: Annotated[
+        bool, typer.Option(help="As in `paceline serve`: recorded requests that name nobody are one user's.")
+    ] = False
 
     @property
     def sources(self) -> tuple[str | Path, ...]:
@@ -46,12 +50,15 @@ class TrafficOptions:
 
     def read(self) -> "Traffic":
         from paceline.advise.traffic import from_files, from_store
+        from paceline.web.api_keys import tenant
 
         if bool(self.traces) == (self.store is not None):
             raise UsageError("give either --traces FILE, or --store URL")
         if self.store is not None:
-            return from_store(self.store, classify)
-        return from_files(self.traces or [], classify)
+            found = from_store(self.store, classify)
+        else:
+            found = from_files(self.traces or [], classify)
+        return found if self.single_user else found.with_strangers(tenant(None, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,10 @@ class EffortOptions:
         float, typer.Option(help="For fitting a drafter on part of the traffic; 0: none is fitted.")
     ] = 0.0
     seed: Annotated[int, typer.Option(help="Of the sample and the intervals.")] = 0
+
+    def check(self) -> None:
+        require_positive(self, "minutes")
+        require_min(self, fit_minutes=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,7 @@ def advise(
 ) -> None:
     """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
     reports.check()
+    effort.check()
     existing = _existing(reports.routes)
     with TemporaryDirectory() as folder:
         advice = _advice(traffic, effort, drafter, engine, Path(folder, "fit"))
@@ -161,10 +173,12 @@ def _advice(
     from paceline.config import SpecConfig
     from paceline.drafters import model_free
     from paceline.engine.control import Fixed, Rate
+    from paceline.heads.head_checkpoint import read_card
     from paceline.llm import LLM
     from paceline.target.cost import confirmed_cost_table
 
     recorded = traffic.read()
+    recorded.require_requests()
     limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
     config = AdviceConfig(effort.requests, effort.concurrency, effort.seed, limits=limits)
     training = _fitted(traffic, effort, folder)
@@ -185,7 +199,7 @@ def _advice(
     bill = memory_estimate(
         llm.target,
         llm.target.memory(),
-        _head_bytes(llm),
+        _drafter_bytes(llm, drafter.draft_model, engine.cache_mb),
         engine.cache_mb,
         routes,
         _free(llm.target.describe()),
@@ -200,7 +214,9 @@ def _advice(
         rejected=recorded.rejected,
         training=training,
         draft_model=drafter.draft_model,
+        single_user=traffic.single_user,
         heads={kind: name for name, kind in llm.trained.items()},
+        head_lengths={head.kind: read_card(head.version.folder).shape.block for head in llm.heads},
     )
 
 
@@ -235,12 +251,18 @@ def _fitting_heads(target: str) -> list[str]:
     return list(found.values())
 
 
-def _head_bytes(llm: "LLM") -> dict[str, int]:
-    """Of the weights on disk, which is about what they take in memory."""
-    return {
+def _drafter_bytes(llm: "LLM", draft_model: str | None, cache_mb: int) -> dict[str, int]:
+    """Of the weights on disk, which is about what they take in memory, and of a draft model's own cache."""
+    from paceline.loading import draft_model_path, weight_bytes
+
+    found = {
         head.kind: sum(file.stat().st_size for file in head.version.folder.glob("*.safetensors"))
         for head in llm.heads
     }
+    if draft_model is not None:
+        found["model"] = weight_bytes(draft_model_path(draft_model))
+        found["model, its KV cache as set"] = cache_mb << 20
+    return found
 
 
 def _free(described: str) -> int | None:
@@ -354,7 +376,8 @@ def _print(advice: "Advice") -> None:
     if (fit := advice.training) is not None:
         before = "" if fit.before is None else f", {fit.before:.2f} before"
         gain = f"{fit.tokens_per_pass:.2f} tokens per pass{before}"
-        out.print(f"A drafter fitted for {fit.minutes:g} minutes: {gain}.")
+        reached = gain if fit.measured_answers else "too little traffic to measure it on"
+        out.print(f"A drafter fitted for {fit.minutes:g} minutes: {reached}.")
     _print_flags(out, list(advice.flags.items()))
 
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -93,7 +92,7 @@ def _point(text: str) -> tuple[int, float]:
 def _measured(model: str, context: int) -> "Cost":
     from paceline import hub
     from paceline.config import EngineConfig
-    from paceline.target.cost import cost_table
+    from paceline.target.cost import batch_ms, cost_table
     from paceline.target.load import load_target
 
     table = cost_table(load_target(hub.resolve(model), EngineConfig()))
@@ -101,7 +100,7 @@ def _measured(model: str, context: int) -> "Cost":
         raise UsageError(f"no pass of {model} could be measured: its context is too short")
     if not table.quiet:
         print(f"{model} was measured while the machine was busy: repeat it when it is not", file=sys.stderr)
-    return partial(table, context=context)
+    return lambda rows, sequences: batch_ms(table, [(rows // sequences, context, sequences)])
 
 
 @grouped
