@@ -5,7 +5,7 @@ Read this first, then engine/engine.py, then engine/accept.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,13 @@ class Cursor(Protocol):
     def settle(self) -> None:
         """Before `fill`, which may be slow too: does what `commit` has left to do. `finished` may change."""
         return
+
+    def matcher_copy(self) -> Any:
+        """A `constraints.mask_batch.MatcherCopy`: masks are computed together with those of others.
+
+        None: `fill` has to be called.
+        """
+        return None
 
     def hints(self) -> "Cursor":
         """A cursor for drafters, which fork it: quick, and may know less of what may follow."""

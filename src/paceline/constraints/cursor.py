@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from paceline.constraints.mask_batch import MatcherCopy
 from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
 
@@ -134,6 +135,21 @@ class GrammarCursor(Cursor):
         hints = self.fork()
         hints._recovers = False
         return hints
+
+    def matcher_copy(self) -> MatcherCopy | None:
+        if self.finished or self._slow or not self._current:
+            return None
+        grammar = self._grammar
+        vocab = grammar.tokenizer.vocab_size
+        return MatcherCopy(self._matcher.deep_copy(), grammar.eos, vocab, self._was_slow, self._failed)
+
+    def _was_slow(self, seconds: float) -> None:
+        """The next mask is timed by itself."""
+        self._slow = True
+        self._grammar.took(seconds)
+
+    def _failed(self) -> None:
+        self._source.broken = True
 
     def fill(self, row: Bits) -> bool:
         """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from paceline.constraints.mask_batch import MatcherCopy
 from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
 from paceline.types import Bits, Cursor
 
@@ -174,6 +175,10 @@ class TriggerCursor(Cursor):
         for i, mask in enumerate(masks):
             row[:] = mask if not i else row & mask
         return bool(masks)
+
+    def matcher_copy(self) -> MatcherCopy | None:
+        """Not where free text may follow: after the last brace of a call that an opening has begun."""
+        return None if self._inner is None or self._resumes is not None else self._inner.matcher_copy()
 
     def advance(self, token: int) -> bool:
         if self.finished or not 0 <= token < len(self._trigger.pieces):
