@@ -34,6 +34,13 @@ class Cursor(Protocol):
         """Sets the bits of the tokens that may come next. False: any token may, and the row is untouched."""
 
     def advance(self, token: int) -> bool: ...  # False: not grammar-valid, and nothing moved
+    def advance_along(self, tokens: Sequence[int]) -> int:
+        """Advances up to the first token that is not grammar-valid, or follows an end; how many it took."""
+        for taken, token in enumerate(tokens):
+            if self.finished or not self.advance(token):
+                return taken
+        return len(tokens)
+
     def forced(self) -> list[int]: ...  # the next tokens, as far as each has no alternative
     def canonical(self) -> list[int]:
         """The canonical tokens of forced text that other tokens could also write."""
@@ -379,6 +386,13 @@ class Drafter(Protocol):
         """
         return
 
+    def idle(self) -> None:
+        """The target computes beside the engine: work that was put off costs nothing now.
+
+        Called once in a pass, for targets whose passes run by themselves.
+        """
+        return
+
     def ready(self, seq: Seq) -> bool:
         """False where a drafter with taps has not read the last pass: it is not asked then."""
         return True
@@ -481,6 +495,10 @@ class LayerSkipTarget(Target, Protocol):
 
 class DraftPolicy(Protocol):
     """Decides whom a list of drafters asks. Subclass it to inherit the defaults: all, and scores believed."""
+
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        """False where none of them would be asked in this pass. Called once for it, before any is."""
+        return True
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         """How many nodes to ask a drafter for, `nodes` at most; 0: its draft would not pay.

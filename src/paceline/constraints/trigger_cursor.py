@@ -7,12 +7,12 @@ by `tool_call_openings.py`, and treated alike.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from paceline.constraints.cursor import copied
 from paceline.constraints.mask_batch import MatcherCopy
 from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
 from paceline.types import Bits, Cursor
@@ -272,16 +272,16 @@ class TriggerCursor(Cursor):
         return [] if self._inner is None else self._inner.canonical()
 
     def hints(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner, other._hints = None if self._inner is None else self._inner.hints(), True
         return other
 
     def clone(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner = None if self._inner is None else self._inner.clone()
         return other
 
     def fork(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner = None if self._inner is None else self._inner.fork()
         return other
