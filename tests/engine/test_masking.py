@@ -147,7 +147,9 @@ def test_masks_of_a_pass_are_computed_together(monkeypatch: pytest.MonkeyPatch) 
     assert set(sizes) == {3}
 
 
-def test_a_mask_that_is_slow_among_others_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_slow_among_others_delays_only_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those with it are computed by themselves, and so are all until it has ended."""
     monkeypatch.setattr(masking, "LATE_S", 0.002)
     ended, calls = threading.Event(), list[int]()
@@ -162,9 +164,16 @@ def test_a_mask_that_is_slow_among_others_delays_only_itself(monkeypatch: pytest
     for seq in seqs:
         engine.submit(seq)
     run(engine)
+    batch = engine._masking._batch
+    assert batch.running
     ended.set()
     assert all(seq.output == expected_output() for seq in seqs)
     assert calls == [3]
+    deadline = time.monotonic() + 10
+    while any(future._state != "CANCELLED_AND_NOTIFIED" for future in batch.futures):
+        assert time.monotonic() < deadline, "the late ones have not seen that nobody waits for them"
+        time.sleep(0.001)
+    assert not caplog.records
 
 
 def test_masks_that_fail_together_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

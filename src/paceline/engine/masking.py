@@ -8,7 +8,6 @@ until its next mask is ready, and has no drafts until its masks are quick again.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -44,17 +43,22 @@ Together = Callable[
 class _Job:
     compute: Compute
     future: "Future[Masks]" = field(default_factory=Future)
-    late: threading.Event = field(default_factory=threading.Event)
+    late: bool = False  # only the first mask is needed
     cpu_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """The jobs of a pass. Their futures are set one after the other."""
+    """The jobs of a pass. Their futures are set one after the other, unless they were cancelled."""
 
     jobs: Sequence[_Job]
-    together: Together | None
-    running: bool = True  # the masks that are computed together
+    together: Together | None = None
+    running: bool = False  # the masks that are computed together
+    futures: "list[Future[Masks]]" = field(init=False)  # those of a job that begins anew are others
+
+    def __post_init__(self) -> None:
+        self.running = self.together is not None
+        self.futures = [job.future for job in self.jobs]
 
 
 class Masking:
@@ -68,7 +72,7 @@ class Masking:
         self._spent: dict[str, float] = {}  # of that time, by sequence
         self._pool = _pool()
         self._jobs: dict[str, _Job] = {}  # of this pass
-        self._batch = _Batch((), None, running=False)  # the last one, whose masks may be late
+        self._batch = _Batch(())  # the last one, whose masks may be late
         self._deadline: float | None = None  # of the masks of this pass
         self._late: dict[str, _Job] = {}  # of sequences that are in no pass
         self._ended: set[str] = set()  # during the pass
@@ -79,9 +83,7 @@ class Masking:
         if not computes:
             return
         self._jobs = {seq_id: _Job(compute) for seq_id, compute in computes.items()}
-        if self._batch.running:
-            together = None
-        batch = _Batch(list(self._jobs.values()), together, together is not None)
+        batch = _Batch(list(self._jobs.values()), None if self._batch.running else together)
         if batch.running:
             self._batch = batch
         self._pool.submit(_run_batch, batch)
@@ -91,16 +93,16 @@ class Masking:
         job = self._jobs[seq_id]
         if self._deadline is None:
             self._deadline = monotonic() + LATE_S
-        if not (job.late.is_set() or job.future.done() or self._in_time(job)):
+        if not (job.late or job.future.done() or self._in_time(job)):
             self._hold(seq_id, job)
             self._deadline = monotonic() + LATE_S
-        return None if job.late.is_set() else job.future.result()
+        return None if job.late else job.future.result()
 
     def _in_time(self, job: _Job) -> bool:
         if self._wait(job):
             return True
-        if self._batch.running and job in self._batch.jobs:
-            self._start_anew(job for job in self._jobs.values() if not job.future.done())
+        if self._batch.running and job.future in self._batch.futures:
+            self._start_anew(self._jobs.values())
             self._deadline = monotonic() + LATE_S
         return self._wait(job)
 
@@ -115,7 +117,7 @@ class Masking:
             job.future = Future()
         self._pool.shutdown(wait=False)
         self._pool = _pool()
-        self._pool.submit(_run_batch, _Batch(pending, None))
+        self._pool.submit(_run_batch, _Batch(pending))
 
     def rows(self, seq_id: str, count: int) -> Masks:
         """The same for a target that chooses tokens itself: where they are late, any token will do."""
@@ -128,7 +130,7 @@ class Masking:
 
     def _hold(self, seq_id: str, job: _Job) -> None:
         """The late one keeps its thread; those behind it get another."""
-        job.late.set()
+        job.late = True
         if seq_id not in self._ended:
             self._late[seq_id], self._slow[seq_id] = job, QUICK_MASKS
         self._start_anew(other for other in self._jobs.values() if other is not job)
@@ -162,8 +164,8 @@ class Masking:
         """Begins the next mask of a slow sequence, which is held until then."""
         pool = ThreadPoolExecutor(1, "paceline-slow-grammar", lower_priority)
         job = _Job(compute)
-        job.late.set()
-        pool.submit(_run_batch, _Batch([job], None))
+        job.late = True
+        pool.submit(_run_batch, _Batch([job]))
         pool.shutdown(wait=False)
         self._late[seq_id] = job
 
@@ -197,15 +199,15 @@ def _run_batch(batch: _Batch) -> None:
             log_error(log, "masks could not be computed together", problem)
         finally:
             batch.running = False
-    for job, masks in zip_longest(batch.jobs, found):
-        if job.future.set_running_or_notify_cancel():
-            job.future.set_result(_run(job) if masks is None else masks)
+    for job, future, masks in zip_longest(batch.jobs, batch.futures, found):
+        if future.set_running_or_notify_cancel():
+            future.set_result(_run(job) if masks is None else masks)
 
 
 def _run(job: _Job) -> Masks:
     started = thread_time()
     try:
-        return job.compute(job.late.is_set)
+        return job.compute(lambda: job.late)
     except BaseException as problem:  # a panic of the compiler's is no Exception
         log_error(log, "a mask could not be computed", problem)
         return Masks([ConstraintError(f"internal error: {type(problem).__name__}")])
