@@ -112,6 +112,20 @@ def test_only_ends_dead_ends_and_errors_are_left_to_the_cursor() -> None:
     assert cursor.advance(a)
 
 
+def test_a_dead_end_is_left_to_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask allows nothing: no token of this model spells what must come."""
+    copy = COMPILER.cursor(Regex("ab")).matcher_copy()
+    monkeypatch.setattr(mask_batch, "_executor", NoTokens)
+    assert fill_batch([(copy, ()), (copy, (ord("a"),))], WIDTH) == [None, None]
+
+
+class NoTokens:
+    """An executor that allows none."""
+
+    def unsafe_compute_mask_ptr(self, *_: object) -> None: ...
+    def unsafe_compute_mask_ptr_with_draft_token(self, *_: object) -> None: ...
+
+
 def test_free_text_and_ended_outputs_have_no_copy() -> None:
     trigger = COMPILER.cursor(StructuralTag("ab", Regex("ab(ca|bc)c?"), again=True))
     assert trigger.matcher_copy() is None
