@@ -15,6 +15,9 @@ wrong, or that is right for 40 tokens and wrong for as many; it claims to be sur
 adaptive keeps the bound: for one agent at most 1.02 times the time of plain decoding and 15 tokens, all its
 turns together; for several at least 0.99 of its throughput.
 
+--stand-in replays the model's answers with the times of SmolLM2's passes on an H200, to see what the host
+adds to them: in `host`, microseconds that all agents together wait for it in a pass, plain and adaptive.
+
 --write keeps the rows of earlier runs of the same model and list: those measured again are replaced.
 
 python -m bench control --short --write
@@ -39,6 +42,7 @@ from rich.console import Console
 from bench import machine, results_folder, workload
 from bench.drafters.turns import AGENTS, CHAT, Turn, files, gather
 from bench.spread import Spread
+from bench.stand_in import GPU, StandIn
 from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, hub
 from paceline.drafters import model_free
@@ -91,9 +95,17 @@ class Timing:
     tokens: int = 0
     rounds: int = 0
     seconds: float = 0.0
+    passes: int = 0
+    host_s: float = 0.0  # beside the passes of a stand-in
 
     def __add__(self, other: "Timing") -> "Timing":
-        return Timing(self.tokens + other.tokens, self.rounds + other.rounds, self.seconds + other.seconds)
+        return Timing(
+            self.tokens + other.tokens,
+            self.rounds + other.rounds,
+            self.seconds + other.seconds,
+            self.passes + other.passes,
+            self.host_s + other.host_s,
+        )
 
 
 class Adversary(Drafter):
@@ -128,7 +140,8 @@ class Adversary(Drafter):
 class Runs:
     """One controller for each way, on the one target."""
 
-    def __init__(self, llm: LLM, ways: dict[str, SpecConfig], tokens: int) -> None:
+    def __init__(self, llm: LLM, ways: dict[str, SpecConfig], tokens: int, stand_in: bool = False) -> None:
+        self._stand_in = StandIn(llm.target.vocab_size) if stand_in else None
         self._target, self._eos, self._tokens, self._ids, self._ways = (
             llm.target,
             llm.tokenizer.eos_ids,
@@ -139,7 +152,8 @@ class Runs:
         self._config = EngineConfig(max_batch=max(LOADS), cache_mb=llm.engine.config.cache_mb)
         self._heads = {name: d for name, d in llm.drafters.items() if d.taps}
         self._adversaries = {name: Adversary(name, right) for name, right in ADVERSARIES.items()}
-        self._controllers = {way: Rate(llm.cost or None) for way in ways}
+        self._made: dict[tuple[tuple[int, ...], SamplingParams], list[int]] = {}  # answers
+        self._controllers = {way: Rate(GPU if stand_in else llm.cost or None) for way in ways}
 
     def read(self, turns: Sequence[Turn]) -> None:
         """Prompts into all caches. Drafters that read hidden states must see a prompt's only pass."""
@@ -155,6 +169,8 @@ class Runs:
         done = dict.fromkeys(engines, Timing())
         params = SamplingParams(temperature=case.temperature, seed=seed, max_tokens=self._tokens)
         adversary = self._adversaries.get(case.workload)
+        if self._stand_in is not None:
+            self._stand_in.answers = self._answers(turns, replace(params, seed=0))
         for group in groups(turns, case.load):
             if adversary is not None:
                 self._tell(adversary, group, params)
@@ -168,13 +184,21 @@ class Runs:
 
     def _tell(self, adversary: Adversary, group: Sequence[Turn], params: SamplingParams) -> None:
         """The answers, which are the same in every way."""
-        seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in group]
+        adversary.answers = self._answers(group, params)
+
+    def _answers(self, turns: Sequence[Turn], params: SamplingParams) -> dict[tuple[int, ...], list[int]]:
+        """The model's own, by prompt; each is made once."""
+        asked = {tuple(turn.prompt.tokens): turn for turn in turns}
+        missing = [turn for prompt, turn in asked.items() if (prompt, params) not in self._made]
+        seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in missing]
         answered(self._engine(), seqs, len(seqs))
-        adversary.answers = {tuple(seq.tokens[: seq.prompt_len]): seq.output for seq in seqs}
+        self._made |= {(tuple(seq.tokens[: seq.prompt_len]), params): seq.output for seq in seqs}
+        return {prompt: self._made[prompt, params] for prompt in asked}
 
     def _engine(self, controller: Rate | None = None) -> Engine:
         drafters = {**model_free(), **self._heads, **self._adversaries}
-        return Engine(self._target, drafters, controller or Rate(), config=self._config, eos=self._eos)
+        target = self._target if controller is None or self._stand_in is None else self._stand_in
+        return Engine(target, drafters, controller or Rate(), config=self._config, eos=self._eos)
 
     def _seq(self, turn: Turn, params: SamplingParams, spec: SpecConfig) -> Seq:
         prompt, tenant = list(turn.prompt.tokens), f"{turn.prompt.workload}{turn.tenant}"
@@ -187,6 +211,8 @@ def answered(engine: Engine, seqs: Sequence[Seq], load: int) -> Timing:
     A draft may come with the first token, or after it. Those who are left then are answered off the clock.
     """
     timing, left, started = Timing(), iter(seqs), perf_counter()
+    target = engine.target if isinstance(engine.target, StandIn) else None
+    busy_s = target.busy_s if target else 0.0
     for seq in islice(left, load):
         engine.submit(seq)
     full = True
@@ -194,12 +220,14 @@ def answered(engine: Engine, seqs: Sequence[Seq], load: int) -> Timing:
         rounds = engine.step()
         if not full:
             continue
-        timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds))
+        timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds), passes=1)
         for _ in [r for r in rounds if r.finish is not None]:
             if (following := next(left, None)) is not None:
                 engine.submit(following)
             elif full:
-                full, timing = False, replace(timing, seconds=perf_counter() - started)
+                full, seconds = False, perf_counter() - started
+                host_s = seconds - (target.busy_s - busy_s) if target else 0.0
+                timing = replace(timing, seconds=seconds, host_s=host_s)
     return timing
 
 
@@ -225,9 +253,10 @@ def measure(
     specs: dict[str, SpecConfig],
     tokens: int,
     repeats: int,
+    stand_in: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One row for each case; the first repeat warms up."""
-    runs, rng = Runs(llm, specs, tokens), random.Random(0)
+    runs, rng = Runs(llm, specs, tokens, stand_in), random.Random(0)
     for turns in by_workload.values():
         runs.read([turn for case in cases for group in groups(turns, case.load) for turn in group])
     for case in cases:
@@ -258,6 +287,9 @@ def row(case: Case, timings: dict[str, list[Timing]]) -> dict[str, Any]:
         "best": best,
         "against_best": asdict(Spread.of(hindsight)),
         "against_untrained": asdict(Spread.of(untrained)) if UNTRAINED in speeds else None,
+        "host_us": {
+            way: median([1e6 * t.host_s / max(1, t.passes) for t in ts]) for way, ts in timings.items()
+        },
         "tokens_per_pass": {way: median([t.tokens / t.rounds for t in ts]) for way, ts in timings.items()},
     }
 
@@ -314,6 +346,7 @@ COLUMNS: Final = (
     Column("with / without trained", _against_untrained),
     Column("tokens per pass", lambda r: f"{r['tokens_per_pass'][ADAPTIVE]:.2f}"),
 )
+HOST: Final = Column("host, us", lambda r: f"{r['host_us'][PLAIN]:.0f}, {r['host_us'][ADAPTIVE]:.0f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -332,9 +365,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=[ADAPTIVE], help="leave out the fixed lengths")
+    parser.add_argument(
+        "--stand-in", action="store_true", help="replay answers with the times of a GPU's passes"
+    )
     parser.add_argument("--short", action="store_true", help="SmolLM2 in about 15 minutes on two quiet cores")
     parser.add_argument("--write", action="store_true", help="write bench/results and its page")
     options = parser.parse_args([*SHORT, *given] if "--short" in given else given)
+    if options.stand_in and (options.write or options.trained):
+        raise SystemExit("--stand-in is no measurement of a model: leave out --write and --trained")
     config = EngineConfig(device=options.device, threads=options.threads, max_batch=max(LOADS))
     llm = LLM(options.model, trained=options.trained, config=config)
     chosen = files(options.data)
@@ -348,10 +386,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = [kind for kind, found in turns.items() if found]
     cases = [Case(k, t, n) for k in kinds for t in options.temperature for n in options.loads]
     console, rows = Console(width=160, highlight=False), []
-    for one in measure(llm, turns, cases, specs, options.tokens, options.repeats):
-        console.print("  ".join(f"{c.title} {c.cell(one)}" for c in COLUMNS))
+    columns = (*COLUMNS, HOST) if options.stand_in else COLUMNS
+    for one in measure(llm, turns, cases, specs, options.tokens, options.repeats, options.stand_in):
+        console.print("  ".join(f"{c.title} {c.cell(one)}" for c in columns))
         rows.append(one)
-    console.print(Table.of(COLUMNS, rows).terminal(1))
+    console.print(Table.of(columns, rows).terminal(1))
     if options.write:
         name, gpu = machine.called(llm.name), placement(config)[0].type == "cuda"
         about = {

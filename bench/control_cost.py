@@ -65,6 +65,10 @@ class Recorded(Controller, DraftPolicy):
         self.rounds.append(0)
         return self._rate.plan(seqs, rows, waiting)
 
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        self.passes[-1].append(lambda rate: rate.worth_asking(drafters, seq))
+        return self._rate.worth_asking(drafters, seq)
+
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         self.passes[-1].append(lambda rate: rate.budget(drafter, seq, nodes, reach, gain))
         return self._rate.budget(drafter, seq, nodes, reach, gain)

@@ -5,7 +5,7 @@ Read this first, then engine/engine.py, then engine/accept.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,13 @@ class Cursor(Protocol):
         """Sets the bits of the tokens that may come next. False: any token may, and the row is untouched."""
 
     def advance(self, token: int) -> bool: ...  # False: not grammar-valid, and nothing moved
+    def advance_along(self, tokens: Sequence[int]) -> int:
+        """Advances up to the first token that is not grammar-valid, or follows an end; how many it took."""
+        for taken, token in enumerate(tokens):
+            if self.finished or not self.advance(token):
+                return taken
+        return len(tokens)
+
     def forced(self) -> list[int]: ...  # the next tokens, as far as each has no alternative
     def canonical(self) -> list[int]:
         """The canonical tokens of forced text that other tokens could also write."""
@@ -56,6 +63,13 @@ class Cursor(Protocol):
     def settle(self) -> None:
         """Before `fill`, which may be slow too: does what `commit` has left to do. `finished` may change."""
         return
+
+    def matcher_copy(self) -> Any:
+        """A `constraints.mask_batch.MatcherCopy`: masks are computed together with those of others.
+
+        None: `fill` has to be called.
+        """
+        return None
 
     def hints(self) -> "Cursor":
         """A cursor for drafters, which fork it: quick, and may know less of what may follow."""
@@ -372,6 +386,13 @@ class Drafter(Protocol):
         """
         return
 
+    def idle(self) -> None:
+        """The target computes beside the engine: work that was put off costs nothing now.
+
+        Called once in a pass, for targets whose passes run by themselves.
+        """
+        return
+
     def ready(self, seq: Seq) -> bool:
         """False where a drafter with taps has not read the last pass: it is not asked then."""
         return True
@@ -474,6 +495,10 @@ class LayerSkipTarget(Target, Protocol):
 
 class DraftPolicy(Protocol):
     """Decides whom a list of drafters asks. Subclass it to inherit the defaults: all, and scores believed."""
+
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        """False where none of them would be asked in this pass. Called once for it, before any is."""
+        return True
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         """How many nodes to ask a drafter for, `nodes` at most; 0: its draft would not pay.

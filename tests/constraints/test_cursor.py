@@ -99,6 +99,27 @@ def test_every_legal_token_can_be_taken_and_a_refused_one_moves_nothing(name: st
         cursor.advance(random_token(cursor, VOCAB, chance, END))
 
 
+@settings(max_examples=examples(60))
+@given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32))
+def test_tokens_taken_in_one_call_are_those_taken_one_by_one(name: str, seed: int) -> None:
+    chance, cursor = random.Random(seed), COMPILER.cursor(GRAMMARS[name])
+    ahead, tokens = cursor.fork(), list[int]()
+    for _ in range(chance.randrange(8)):
+        tokens.append(chance.randrange(VOCAB + 2))
+        if not ahead.finished and chance.random() < 0.9:
+            tokens[-1] = random_token(ahead, VOCAB, chance, END if chance.random() < 0.5 else None)
+            ahead.advance(tokens[-1])
+    one_by_one, at_once = cursor.fork(), cursor.fork()
+    taken = Cursor.advance_along(one_by_one, tokens)
+    assert at_once.advance_along(tokens) == taken
+    assert at_once.finished == one_by_one.finished
+    if not at_once.finished:
+        assert allowed(at_once, VOCAB) == allowed(one_by_one, VOCAB)
+        vars(at_once)["_behind"] = True  # as after an error: all tokens are fed to a new matcher
+        assert allowed(at_once, VOCAB) == allowed(one_by_one, VOCAB)
+    assert allowed(cursor, VOCAB) == allowed(COMPILER.cursor(GRAMMARS[name]), VOCAB)
+
+
 def test_a_fork_goes_its_own_way() -> None:
     cursor = COMPILER.cursor(Regex("a(b|c)a"))
     assert cursor.advance(A)

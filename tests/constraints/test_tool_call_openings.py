@@ -217,6 +217,12 @@ def test_masks_allow_exactly_the_tokens_that_advance_takes(seed: int) -> None:
             return
 
 
+def test_masks_within_a_call_are_never_computed_with_others() -> None:
+    """The grammar goes on after the call's last brace, and the text is free."""
+    assert AUTO is not None
+    assert after(COMPILER, AUTO, letters(CALL[:-5])).matcher_copy() is None
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_draft_has_the_right_mask_at_each_node(seed: int) -> None:
     assert AUTO is not None

@@ -9,6 +9,7 @@ from paceline.advise.replay import replay
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
+from paceline.drafters.suffix.drafter import MAX_PUT_OFF
 from paceline.errors import DrafterMismatch, UsageError
 from paceline.types import Ask, Draft, Seq
 from support.grammars import sentence
@@ -174,6 +175,28 @@ def test_a_tree_holds_both_continuations() -> None:
     draft = draft_of(Suffix(SuffixSettings(min_chance=0.01)), tokens, 12, width=2)
     assert {draft.tokens[node] for node in draft.children(-1)} == {50, 60}
     assert draft.tokens[0] == 60
+
+
+def test_texts_are_remembered_while_passes_run_beside_the_host() -> None:
+    """Others need not wait for that; the next text of their tenant does."""
+    drafter = Suffix()
+    past(drafter, PHRASE, name="at once")
+    assert not drafter._ended
+    drafter.idle()
+    running = Seq("running", [1, 2, 3, *PHRASE[:6]], 9, tenant="acme")
+    drafter.draft([Ask(running, 4)])
+    past(drafter, PHRASE, tenant="acme")
+    past(drafter, PHRASE[::-1], tenant="other")
+    assert not drafter.draft([Ask(running, 4)])[0]
+    drafter.idle()
+    assert drafter.draft([Ask(running, 4)])[0].tokens == tuple(PHRASE[6:10])
+    assert draft_of(drafter, PHRASE[15:9:-1], tenant="other").tokens == tuple(PHRASE[9:5:-1])
+    past(drafter, [5, 6, 7, 8], tenant="acme")
+    assert len(drafter.memory) == len(drafter._memory) > 0
+    assert not drafter._ended
+    for i in range(MAX_PUT_OFF + 5):
+        past(drafter, [i, i + 1, i + 2], tenant=f"{i}")
+    assert len(drafter._ended) == MAX_PUT_OFF
 
 
 def test_under_a_grammar_the_legal_precedent_is_followed() -> None:

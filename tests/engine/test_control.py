@@ -522,7 +522,11 @@ def test_the_state_of_a_sequence_ends_with_it() -> None:
 class Counted(Rate):
     """Counts the sequences that are considered, and those that are learned from one by one."""
 
-    considered = learned = 0
+    considered = learned = questions = 0
+
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        self.questions += 1
+        return super().worth_asking(drafters, seq)
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         self.considered += 1
@@ -533,11 +537,16 @@ class Counted(Rate):
         super()._learn_text(*of_round)
 
 
-def hopeless(rate: Rate, seqs: Sequence[Seq], passes: int) -> list[int]:
-    """Passes whose drafter has nothing to say; the sequences that had a budget in each."""
+def hopeless(rate: Rate, seqs: Sequence[Seq], passes: int, beforehand: bool = False) -> list[int]:
+    """Passes whose drafter has nothing to say; the sequences that had a budget in each.
+
+    beforehand: the controller is asked whether any drafter would be asked.
+    """
     planned = []
     for _ in range(passes):
         budgets, asked, count = rate.plan(seqs, len(seqs)), [], len(seqs)
+        if beforehand:
+            budgets = [b and rate.worth_asking(LIST, s) * b for s, b in zip(seqs, budgets, strict=True)]
         for s, budget in zip(seqs, budgets, strict=True):
             asked.append(bool(budget) and rate.budget("d", s, budget) > 0)
         asks = [Ask(s, 8) for s, was in zip(seqs, asked, strict=True) if was]
@@ -573,6 +582,22 @@ def test_a_pass_in_which_nobody_may_draft_is_learned_from_as_a_whole() -> None:
     rate.plan(seqs, 4)
     texts = [rate._text(s) for s in seqs]
     assert all(text.bank.tokens + text.idled in (200, 201) for text in texts)  # none is lost
+
+
+def test_an_idle_sequence_for_whom_nobody_would_be_asked_stays_idle() -> None:
+    """As many asks as without that question, and no token is lost."""
+    asked, considered = [], []
+    for beforehand in (False, True):
+        rate, seqs = Counted(lambda rows, context: 1 + 0.5 * rows), [seq(f"{i}") for i in range(4)]
+        hopeless(rate, seqs, 2000, beforehand)
+        asked.append([rate._text(s).explored["d"] for s in seqs])
+        considered.append(rate.considered)
+        rate.plan(seqs, 4)
+        texts = [rate._text(s) for s in seqs]
+        assert all(text.bank.tokens + text.idled in (2000, 2001) for text in texts)
+        assert rate.questions < 0.25 * 4 * 2000
+    assert asked[0] == pytest.approx(asked[1])
+    assert considered[1] < considered[0] / 2, considered
 
 
 def test_drafters_are_considered_at_once_when_rows_get_cheaper() -> None:

@@ -355,9 +355,13 @@ class Prepared(Drafter):
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.passes = 0  # that have run beside it
 
     def prepare(self, seq: Seq) -> None:
         self.calls.append(("prepare", len(seq.tokens)))
+
+    def idle(self) -> None:
+        self.passes += 1
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.calls += [("draft", len(ask.seq.tokens)) for ask in asks]
@@ -375,3 +379,4 @@ def test_drafters_prepare_for_a_prompt_while_it_is_read() -> None:
         assert (("prepare", 20) in drafter.calls) == prepared
         assert all(length == 20 for call, length in drafter.calls if call == "prepare")
         assert drafter.calls[0] == ("prepare" if prepared else "draft", 20)
+        assert drafter.passes == (target.passes if prepared else 0)

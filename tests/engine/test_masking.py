@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints.draft_masks import Masks
+from paceline.constraints.draft_masks import Masks, masks
 from paceline.drafters import model_free
+from paceline.engine import engine as engine_module
 from paceline.engine import masking
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
@@ -113,6 +114,79 @@ def test_other_constrained_sequences_go_on_too() -> None:
     assert slow.output == other.output == expected_output()
 
 
+class TogetherCursor(ToyCursor):
+    """Has its masks computed with those of others."""
+
+    def __init__(self) -> None:
+        super().__init__(pattern)
+
+    def matcher_copy(self) -> Any:
+        return self.fork()
+
+
+def filled(asked: Sequence[tuple[ToyCursor, Sequence[int]]], width: int) -> list[Masks | None]:
+    return [masks(cursor, Draft(tuple(tokens)), width) for cursor, tokens in asked]
+
+
+def test_masks_of_a_pass_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is left to its cursor changes nothing for the others."""
+    sizes = list[int]()
+
+    def some_filled(asked: Sequence[tuple[ToyCursor, Sequence[int]]], width: int) -> list[Masks | None]:
+        sizes.append(len(asked))
+        return [None, *filled(asked, width)[1:]]
+
+    monkeypatch.setattr(engine_module, "fill_batch", some_filled)
+    engine, seqs = an_engine(), [a_seq(f"{i}", TogetherCursor()) for i in range(3)]
+    seqs.append(a_seq("alone", ToyCursor(pattern)))
+    for seq in seqs:
+        engine.submit(seq)
+    run(engine)
+    assert all(seq.output == expected_output() for seq in seqs)
+    assert sizes
+    assert set(sizes) == {3}
+
+
+def test_a_mask_that_is_slow_among_others_delays_only_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those with it are computed by themselves, and so are all until it has ended."""
+    monkeypatch.setattr(masking, "LATE_S", 0.002)
+    ended, calls = threading.Event(), list[int]()
+
+    def slow_filled(asked: Sequence[tuple[ToyCursor, Sequence[int]]], width: int) -> list[Masks | None]:
+        calls.append(len(asked))
+        ended.wait(60)
+        return filled(asked, width)
+
+    monkeypatch.setattr(engine_module, "fill_batch", slow_filled)
+    engine, seqs = an_engine(), [a_seq(f"{i}", TogetherCursor()) for i in range(3)]
+    for seq in seqs:
+        engine.submit(seq)
+    run(engine)
+    batch = engine._masking._batch
+    assert batch.running
+    ended.set()
+    assert all(seq.output == expected_output() for seq in seqs)
+    assert calls == [3]
+    deadline = time.monotonic() + 10
+    while any(future._state != "CANCELLED_AND_NOTIFIED" for future in batch.futures):
+        assert time.monotonic() < deadline, "the late ones have not seen that nobody waits for them"
+        time.sleep(0.001)
+    assert not caplog.records
+
+
+def test_masks_that_fail_together_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(asked: Sequence[object], width: int) -> list[Masks | None]:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(engine_module, "fill_batch", fails)
+    engine, seq = an_engine(), a_seq("one", TogetherCursor())
+    engine.submit(seq)
+    run(engine)
+    assert seq.output == expected_output()
+
+
 @pytest.mark.parametrize("late_after", [0, 1, 3, 7])
 def test_a_late_mask_changes_no_text(monkeypatch: pytest.MonkeyPatch, late_after: int) -> None:
     monkeypatch.setattr(masking, "LATE_S", 0.002)
@@ -189,12 +263,12 @@ def test_a_held_sequence_can_be_cancelled() -> None:
 
 def test_an_idle_engine_waits_for_masks_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is ready may be of a preempted sequence: waiting for it would never end."""
-    masks, ended, waited = masking.Masking(10.0), threading.Event(), list[int]()
-    masks.ahead("preempted", lambda late: Masks([None]))
-    masks.ahead("held", lambda late: Masks([None]) if ended.wait(60) else Masks([]))
-    while masks.held("preempted"):
+    waiting, ended, waited = masking.Masking(10.0), threading.Event(), list[int]()
+    waiting.ahead("preempted", lambda late: Masks([None]))
+    waiting.ahead("held", lambda late: Masks([None]) if ended.wait(60) else Masks([]))
+    while waiting.held("preempted"):
         time.sleep(0.001)
     monkeypatch.setattr(masking, "wait", lambda futures, *_: waited.append(len(futures)))
-    masks.wait()
+    waiting.wait()
     assert waited == [1]
     ended.set()

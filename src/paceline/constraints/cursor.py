@@ -7,16 +7,16 @@ shares its origin's matcher until either of the two advances, which then takes a
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from copy import copy
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from paceline.constraints.mask_batch import MatcherCopy
 from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 T = TypeVar("T")
+AnyCursor = TypeVar("AnyCursor", bound=Cursor)
 
 SLOW_QUERY_S: Final = 0.001
 DEFER_S: Final = 0.003  # after a mask that took longer, tokens are consumed when the next one is computed
@@ -117,7 +118,7 @@ class GrammarCursor(Cursor):
 
     def fork(self) -> "GrammarCursor":
         self._shared = True
-        return copy(self)
+        return copied(self)
 
     def clone(self) -> "GrammarCursor":
         """A matcher raises where two threads use it at once."""
@@ -134,6 +135,21 @@ class GrammarCursor(Cursor):
         hints = self.fork()
         hints._recovers = False
         return hints
+
+    def matcher_copy(self) -> MatcherCopy | None:
+        if self.finished or self._slow or not self._current:
+            return None
+        grammar = self._grammar
+        vocab = grammar.tokenizer.vocab_size
+        return MatcherCopy(self._matcher.deep_copy(), grammar.eos, vocab, self._was_slow, self._failed)
+
+    def _was_slow(self, seconds: float) -> None:
+        """The next mask is timed by itself."""
+        self._slow = True
+        self._grammar.took(seconds)
+
+    def _failed(self) -> None:
+        self._source.broken = True
 
     def fill(self, row: Bits) -> bool:
         """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""
@@ -156,6 +172,8 @@ class GrammarCursor(Cursor):
             return self._ended
         if self._slow and not self._recovers:
             return False
+        if not self._slow:
+            return self._consume_along([token]) == 1
         self._unshare()
         accepted, stopped = self._query_or(
             lambda matcher: (self._try_consume(matcher, token), matcher.is_stopped()), (False, False)
@@ -165,13 +183,29 @@ class GrammarCursor(Cursor):
             self._mask = None
         return accepted
 
+    def advance_along(self, tokens: Sequence[int]) -> int:
+        """In one call, where masks are quick and no token is an end."""
+        vocab, eos = self._grammar.tokenizer.vocab_size, self._grammar.eos
+        if self._slow or self.finished or any(not 0 <= t < vocab or t in eos for t in tokens):
+            return super().advance_along(tokens)
+        return self._consume_along(tokens) if tokens else 0
+
+    def _consume_along(self, tokens: Sequence[int]) -> int:
+        self._unshare()
+        taken, stopped = self._query_or(
+            lambda matcher: (matcher.try_consume_tokens(list(tokens)), matcher.is_stopped()), (0, False)
+        )
+        for token in tokens[:taken]:
+            self._consumed = _TokenList(self._consumed, token)
+        if taken:
+            self._stopped, self._mask = stopped, None
+        return taken
+
     def _try_consume(self, matcher: "LLMatcher", token: int) -> bool:
         """The matcher's own call holds Python's lock: where masks are slow, the mask decides instead.
 
         It allows less before forced text: no other tokens of that text. Masks of drafts check it anyway.
         """
-        if not self._slow:
-            return matcher.try_consume_tokens([token]) == 1
         if self._mask is None:
             mask: Bits = np.zeros((self._grammar.tokenizer.vocab_size + 31) // 32, np.uint32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -287,6 +321,13 @@ class GrammarCursor(Cursor):
                 return False
         self._behind, self._deferred = False, ()
         return True
+
+
+def copied(cursor: AnyCursor) -> AnyCursor:
+    """In a third of the time of `copy.copy`."""
+    other = object.__new__(type(cursor))
+    other.__dict__.update(cursor.__dict__)
+    return other
 
 
 def _consume(matcher: "LLMatcher", tokenizer: "LLTokenizer", token: int) -> bool:

@@ -7,12 +7,13 @@ by `tool_call_openings.py`, and treated alike.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from paceline.constraints.cursor import copied
+from paceline.constraints.mask_batch import MatcherCopy
 from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
 from paceline.types import Bits, Cursor
 
@@ -175,6 +176,10 @@ class TriggerCursor(Cursor):
             row[:] = mask if not i else row & mask
         return bool(masks)
 
+    def matcher_copy(self) -> MatcherCopy | None:
+        """Not where free text may follow: after the last brace of a call that an opening has begun."""
+        return None if self._inner is None or self._resumes is not None else self._inner.matcher_copy()
+
     def advance(self, token: int) -> bool:
         if self.finished or not 0 <= token < len(self._trigger.pieces):
             return False
@@ -267,16 +272,16 @@ class TriggerCursor(Cursor):
         return [] if self._inner is None else self._inner.canonical()
 
     def hints(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner, other._hints = None if self._inner is None else self._inner.hints(), True
         return other
 
     def clone(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner = None if self._inner is None else self._inner.clone()
         return other
 
     def fork(self) -> "TriggerCursor":
-        other = copy(self)
+        other = copied(self)
         other._inner = None if self._inner is None else self._inner.fork()
         return other

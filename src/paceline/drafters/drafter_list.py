@@ -70,9 +70,14 @@ class DrafterList(Drafter):
         self._preparing = tuple(
             d for d in self.drafters if getattr(type(d), "prepare", Drafter.prepare) is not Drafter.prepare
         )
+        self._idling = tuple(
+            d for d in self.drafters if getattr(type(d), "idle", Drafter.idle) is not Drafter.idle
+        )
         own = __name__.partition(".")[0] + "."
         self._foreign = {d.name for d in drafters if not type(d).__module__.startswith(own)}
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
+        self._names = tuple(d.name for d in self.drafters)
+        self._unconstrained_names = tuple(d.name for d in self._unconstrained)
         self._tapped = tuple(drafter for drafter in self.drafters if drafter.taps)
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
@@ -237,6 +242,18 @@ class DrafterList(Drafter):
                 drafter.observe(seqs, verdicts, scores)
             except Exception as problem:
                 self._log_failure(drafter, "the request continues", problem)
+
+    def idle(self) -> None:
+        for drafter in self._idling:
+            try:
+                drafter.idle()
+            except Exception as problem:
+                self._log_failure(drafter, "its work is left undone", problem)
+
+    def worth_asking(self, seq: Seq) -> bool:
+        """False where no member would be asked for this sequence in this pass."""
+        names = self._unconstrained_names if seq.cursor is None else self._names
+        return self._policy.worth_asking(names, seq)
 
     def readers(self, seq: Seq) -> tuple[str, ...]:
         """The drafters that read this sequence in this pass."""

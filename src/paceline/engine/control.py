@@ -128,6 +128,7 @@ class _Text:
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
     idled: int = 0  # passes, of one token each, since they were considered
+    considered: bool = False  # again, in this pass
     wait: float = 0.0  # passes until one of those considered last may be asked
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
     chances: list[float] = field(default_factory=list)
@@ -202,7 +203,8 @@ class Rate(Controller, DraftPolicy):
             text.idle -= 1
             text.idled += 1
             return 0
-        if text.idled:
+        text.considered = text.idled > 0
+        if text.considered:
             self._learn_idle(text)
         text.scored, text.wait = NO_DRAFT, MAX_IDLE
         return spec.max_draft
@@ -223,6 +225,26 @@ class Rate(Controller, DraftPolicy):
             route = f"{seq.route} {'sampled' if seq.params.temperature else 'greedy'}"
             text = self._texts[seq.id] = _Text(route)
         return text
+
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        """Asked of sequences that were idle: those for whom nobody would be asked stay so.
+
+        Where passes run beside the host, this is decided while one runs.
+        """
+        text = self._texts.get(seq.id)
+        if text is None or not text.considered or text.shadow.tokens or not seq.spec.adaptive:
+            return True
+        text.considered = False
+        for drafter in drafters:
+            time = self._draft_us.get(drafter)
+            timed = time is not None and time.known
+            if not timed or self._value(text, drafter, 1.0, 0.0) > 0 or self._may_explore(text, drafter):
+                return True
+            if text.trials.get(drafter) and not text.bank.plain:
+                return True
+        text.idled += 1
+        self._let_idle(text)
+        return False
 
     def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
         if not seq.spec.adaptive:

@@ -60,7 +60,10 @@ class Drafting:
         self.drafter(seq).begin(seq)
 
     def prepare(self, scheduled: Sequence[Scheduled]) -> None:
-        """Of sequences whose prompts are in a pass that runs beside the engine."""
+        """While a pass runs beside the engine: what drafters have put off, and prompts that are in it."""
+        for names in self._running:
+            if (drafters := self._lists.get(names)) is not None:
+                drafters.idle()
         for s in scheduled:
             if len(s.seq.tokens) == s.seq.prompt_len and s.seq.spec.max_draft:
                 self.drafter(s.seq).prepare(s.seq)
@@ -103,6 +106,8 @@ class Drafting:
         budgets = self._controller.plan([s.seq for s in scored], rows, waiting)
         for s, budget in zip(scored, budgets, strict=True):
             s.budget = max(0, min(budget, s.seq.spec.max_draft))
+            if s.budget and not self.drafter(s.seq).worth_asking(s.seq):
+                s.budget = 0
 
     def _may_draft(self, s: Scheduled) -> bool:
         """Cuts the budget to what the output, the context and the pass have room for.

@@ -15,6 +15,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
+from paceline.constraints.mask_batch import fill_batch
 from paceline.engine.drafting import Drafting
 from paceline.engine.masking import Masking
 from paceline.engine.scheduler import Outcome, Pass, RowCost, Scheduled, Scheduler
@@ -421,17 +422,44 @@ class Engine:
         """
         rows_of = {s.seq.id: partial(_masks_of, s) for s in scheduled if s.masks is not FREE}
         masked = [s for s in scheduled if s.scored and s.masks is FREE and _has_masks(s.seq)]
+        together = self._masks_together(masked)
+        self._masking.start({s.seq.id: partial(self._masks, s.seq, s.draft) for s in masked}, together)
         for s in masked:
-            self._masking.start(s.seq.id, partial(self._masks, s.seq, s.draft))
             rows_of[s.seq.id] = partial(self._masking.rows, s.seq.id, 1 + len(s.draft))
         return rows_of, masked
 
+    def _masks_together(self, masked: Sequence[Scheduled]) -> Callable[[], list[Masks | None]] | None:
+        """Those of chains of tokens, in native calls for all sequences. The copies are made now."""
+        chains = {
+            s.seq.id: (copy, s.draft.tokens)
+            for s in masked
+            if s.seq.cursor is not None
+            and s.draft.parents is None
+            and (copy := s.seq.cursor.matcher_copy()) is not None
+        }
+        if not chains:
+            return None
+
+        def together() -> list[Masks | None]:
+            filled = fill_batch(list(chains.values()), words(self.target.vocab_size))
+            of = dict(zip(chains, filled, strict=True))
+            return [
+                None if (found := of.get(s.seq.id)) is None else self._without_ends(s.seq, s.draft, found)
+                for s in masked
+            ]
+
+        return together
+
     def _masks(self, seq: Seq, draft: Draft, late: Callable[[], bool]) -> Masks:
-        """Those of the grammar; before `min_tokens` without the tokens that end the output."""
         vocab = self.target.vocab_size
         result = FREE if seq.cursor is None else masks(seq.cursor, draft, words(vocab), late)
+        return self._without_ends(seq, draft, result)
+
+    def _without_ends(self, seq: Seq, draft: Draft, result: Masks) -> Masks:
+        """The masks of the grammar; before `min_tokens` without the tokens that end the output."""
         if not _must_go_on(seq):
             return result
+        vocab = self.target.vocab_size
         draft = draft.first(len(result.rows) - 1) if result.rows else draft
         missing = seq.params.min_tokens - (len(seq.tokens) - seq.prompt_len)
         return without_ends(result, draft, seq.end_tokens, missing, vocab)

@@ -4,15 +4,19 @@ Special here: a suffix array instead of a suffix tree, a weighted vote of the be
 and memories that never cross tenants.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
+from typing import Final
 
 from paceline.config import require_min, warn_renamed
 from paceline.drafters.suffix.index import SuffixIndex
 from paceline.drafters.suffix.memory import Memory, load, save
 from paceline.drafters.suffix.native import new_index
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
+
+MAX_PUT_OFF: Final = 64  # texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,20 @@ class Suffix(Drafter):
 
     def __init__(self, settings: SuffixSettings | None = None) -> None:
         self.settings = settings or SuffixSettings()
-        self.memory = Memory(self.settings.max_tokens, self.settings.max_depth)
+        self._memory = Memory(self.settings.max_tokens, self.settings.max_depth)
         self._own: dict[str, _Own] = {}
+        self._ended: deque[tuple[str, Sequence[int]]] = deque()  # tenants and texts still to be remembered
+        self._puts_off = False
+
+    @property
+    def memory(self) -> Memory:
+        """With all texts that have ended."""
+        while self._ended:
+            self._remember_oldest()
+        return self._memory
+
+    def _remember_oldest(self) -> None:
+        self._memory.learn(*self._ended.popleft())
 
     def save(self, path: Path, tokenizer: str) -> None:
         """Writes the memory to one file, for this tokenizer's fingerprint only."""
@@ -53,7 +69,8 @@ class Suffix(Drafter):
 
     def load(self, path: Path, tokenizer: str) -> None:
         """Replaces the memory by that of a file."""
-        self.memory = load(path, tokenizer, self.settings.max_tokens, self.settings.max_depth)
+        self._ended.clear()
+        self._memory = load(path, tokenizer, self.settings.max_tokens, self.settings.max_depth)
 
     def begin(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
@@ -66,7 +83,15 @@ class Suffix(Drafter):
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
         if self.settings.remember and seq.remember and not seq.anonymous:
-            self.memory.learn(seq.tenant, seq.tokens)
+            self._ended.append((seq.tenant, seq.tokens))
+            while len(self._ended) > MAX_PUT_OFF * self._puts_off:
+                self._remember_oldest()
+
+    def idle(self) -> None:
+        """Remembers one text. Drafts of others do without it until then."""
+        self._puts_off = True
+        if self._ended:
+            self._remember_oldest()
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
@@ -75,7 +100,7 @@ class Suffix(Drafter):
         seq = ask.seq
         own, width = self._own.get(seq.id) or self._start(seq), seq.spec.tree_width
         new, own.indexed = seq.tokens[own.indexed :], len(seq.tokens)
-        past = self.memory.index(seq.tenant)
+        past = self._memory.index(seq.tenant)
         nodes = own.index.draft(new, past, ask.after, ask.budget, width, self.settings.min_chance, ask.cursor)
         if nodes is None:
             return NO_DRAFT
@@ -84,7 +109,9 @@ class Suffix(Drafter):
 
     def _start(self, seq: Seq) -> _Own:
         depth = self.settings.max_depth
-        start = self.memory.known(seq.tenant, seq.tokens)
+        while any(tenant == seq.tenant for tenant, _ in self._ended):
+            self._remember_oldest()
+        start = self._memory.known(seq.tenant, seq.tokens)
         index = new_index(depth)
         index.open(seq.tokens[max(0, start - depth) : start])
         own = self._own[seq.id] = _Own(index, start)

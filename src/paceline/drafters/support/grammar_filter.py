@@ -1,6 +1,6 @@
 """Which drafted tokens are grammar-valid, and which are forced."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from paceline.types import ROOT, Cursor, Draft
@@ -14,14 +14,16 @@ def unforced(score: float) -> float:
     return min(score, MAX_UNFORCED)
 
 
-def valid_prefix(cursor: Cursor, tokens: Iterable[int], until_forced: bool = False) -> tuple[int, Cursor]:
+def valid_prefix(cursor: Cursor, tokens: Sequence[int], until_forced: bool = False) -> tuple[int, Cursor]:
     """The length of the longest grammar-valid prefix, and the state after it; `cursor` does not move.
 
     until_forced: after the first token, not past a position where the grammar forces the next one.
     """
     at, taken = cursor.fork(), 0
+    if not until_forced:
+        return at.advance_along(tokens), at
     for token in tokens:
-        if at.finished or (until_forced and taken and at.forced()) or not at.advance(token):
+        if at.finished or (taken and at.forced()) or not at.advance(token):
             break
         taken += 1
     return taken, at
