@@ -475,10 +475,13 @@ class LayerSkipTarget(Target, Protocol):
 class DraftPolicy(Protocol):
     """Decides whom a list of drafters asks. Subclass it to inherit the defaults: all, and scores believed."""
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         """How many nodes to ask a drafter for, `nodes` at most; 0: its draft would not pay.
 
-        reach: P(what it would continue is accepted). gain: of a draft that its own would replace.
+        reach: P(what it would continue is accepted). gain: of a draft that its own would replace. forced: so
+        many of the nodes may be ones that the grammar forces.
         """
         return nodes
 

@@ -74,22 +74,74 @@ def test_a_first_token_waits_for_no_more_rows_than_its_share_of_the_pass(
     prompt: int, nodes: int, accept: str
 ) -> None:
     """A pass of n rows takes as long as n + 9 of its rows: 2 % of it are (n + 9) / 50 rows."""
-    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[0.99] * 8)
     run(rate, seq(), draft, 8, rounds=20)
     new = at_first(tokens=prompt, accept=accept)
     rate.plan([new], prompt)
     assert rate.budget("d", new, 8) == nodes
     assert rate.trim([new], [draft.first(nodes)], prompt) == [nodes]
-    if accept == "match":  # whatever else was drafted, as by a grammar that forces tokens
+    if accept == "match":  # whatever else was drafted
         assert rate.trim([new], [draft], prompt) == [nodes]
 
 
 def test_first_tokens_of_one_pass_share_what_they_wait_for() -> None:
-    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[0.99] * 8)
     run(rate, seq(), draft, 8, rounds=20)
     new = [at_first(name, 100) for name in ("a", "b")]
     rate.plan(new, 200)
     assert rate.trim(new, [draft, draft], 200) == [2, 2]
+
+
+def test_tokens_that_the_grammar_forces_may_come_with_the_first_one() -> None:
+    """The first one that it leaves open then comes a pass earlier. What follows them waits."""
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 6, 0.99, 0.99)
+    run(rate, seq(), draft, 8, rounds=20)
+    new = at_first(tokens=40)
+    rate.plan([new], 40)
+    assert rate.budget("d", new, 8) == 0
+    assert rate.budget("d", new, 8, forced=6) == 6
+    assert rate.trim([new], [draft], 40) == [6]
+
+
+def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:
+    """Every text begins with tokens that the grammar forces, and has none of them later."""
+    rate = Rate(lambda rows, context: 9 + rows)
+    for text in range(12):
+        new = at_first(f"text {text}", tokens=40)
+        for forced in (True, *[False] * 30):
+            rate.plan([new], 1)
+            asked = bool(rate.budget("d", new, 8, forced=8))
+            draft = sure(*[1.0] * 8) if asked and forced else NO_DRAFT
+            if asked:
+                rate.drafted("d", [Ask(new, 8)], [draft])
+            tokens = (*draft.tokens, 7)
+            us = 1000 * (10 + len(draft.tokens))
+            rounds = [
+                Round(
+                    new.id,
+                    len(new.tokens),
+                    LIST,
+                    draft,
+                    draft.tokens,
+                    tokens,
+                    8,
+                    1,
+                    1 + len(draft.tokens),
+                    0,
+                    us,
+                )
+            ]
+            rate.learn(rounds)
+            new.tokens.extend(tokens)
+        if text > 8:
+            assert rate.plan([at_first("next", tokens=40)], 1) == [8]
+        rate.end(new)
+    first = at_first("one more", tokens=40)
+    rate.plan([first], 1)
+    assert rate.budget("d", first, 8, forced=8) == 8
+    first.tokens.append(7)
+    rate.plan([first], 1)
+    assert rate.value("d", first) < 0
 
 
 @pytest.mark.parametrize(("draft_us", "asked"), [(0, True), (400, True), (900, False)])
@@ -524,9 +576,11 @@ class Counted(Rate):
 
     considered = learned = 0
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         self.considered += 1
-        return super().budget(drafter, seq, nodes, reach, gain)
+        return super().budget(drafter, seq, nodes, reach, gain, forced)
 
     def _learn_text(self, *of_round: Any) -> None:
         self.learned += 1

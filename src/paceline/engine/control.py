@@ -9,7 +9,8 @@ of their chances while each exceeds the price of its row. So speculation fades o
 A bank of saved time bounds the loss where estimates are wrong (see Bank).
 
 Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
-no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later.
+no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. Tokens that
+the grammar forces may: they tell nobody anything, and the first token after them comes a pass earlier.
 """
 
 from bisect import bisect_right
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine.estimates import (
     MAX_OUTLIER,
     Acceptance,
@@ -58,6 +60,7 @@ SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
 SPARE: Final = 0.03  # tokens of time for drafting nodes beyond those that are expected to pay
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
+FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
@@ -125,6 +128,7 @@ class _Text:
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     begun: set[str] = field(default_factory=set)  # drafters that were asked before
     asked: bool = False  # in this pass
+    opened_by: str = ""  # the drafter asked for what is forced at the beginning: its gain is another then
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
@@ -207,6 +211,9 @@ class Rate(Controller, DraftPolicy):
         if text.idled:
             self._learn_idle(text)
         text.scored, text.wait, text.asked = NO_DRAFT, MAX_IDLE, False
+        if text.opened_by:
+            text.gains.pop(text.opened_by, None)
+            text.opened_by = ""
         return spec.max_draft
 
     def _change_users(self, users: int) -> None:
@@ -226,14 +233,19 @@ class Rate(Controller, DraftPolicy):
             text = self._texts[seq.id] = _Text(route)
         return text
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         if not seq.spec.adaptive:
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            nodes = min(nodes, self._first_nodes(text, drafter, time))
+            nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time)))
             if not nodes:
                 return 0
+            if forced and not text.opened_by:
+                text.opened_by = drafter
+                text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 text.wait = 0
@@ -385,13 +397,16 @@ class Rate(Controller, DraftPolicy):
     def _gain(self, text: _Text, drafter: str) -> Gain:
         gain = text.gains.get(drafter)
         if gain is None:
-            known = self._gains.get((text.route, drafter))
-            if known is None:
-                known = Gain()
-                if drafter not in self._private:
-                    self._gains[text.route, drafter] = known
-            gain = text.gains[drafter] = Gain(known)
+            gain = text.gains[drafter] = Gain(self._gain_of(text.route, drafter))
         return gain
+
+    def _gain_of(self, route: str, drafter: str) -> Gain:
+        known = self._gains.get((route, drafter))
+        if known is None:
+            known = Gain()
+            if drafter not in self._private:
+                self._gains[route, drafter] = known
+        return known
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         time = self._draft_us.get(drafter)
@@ -455,7 +470,8 @@ class Rate(Controller, DraftPolicy):
                 if not text.bank.plain:
                     likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
                     if len(seq.tokens) == seq.prompt_len:
-                        likely = likely[: bisect_right(self._first_rows_us, self._first_us)]
+                        fit = bisect_right(self._first_rows_us, self._first_us)
+                        likely = likely[: max(_forced(draft), fit)]
                     chances[i] = likely
         if not chances:
             return lengths
@@ -742,6 +758,13 @@ class Rate(Controller, DraftPolicy):
 
 
 _ENDED: Final = -2  # no node: the walk through a draft is over
+
+
+def _forced(draft: Draft) -> int:
+    """How many nodes of a chain the grammar forces before the first that it leaves open."""
+    if draft.q is not None or draft.parents is not None or not draft.scores:
+        return 0
+    return next((i for i, score in enumerate(draft.scores) if score != FORCED), len(draft.scores))
 
 
 def _is_timed(time: DraftTime) -> bool:
