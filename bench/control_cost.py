@@ -69,9 +69,11 @@ class Recorded(Controller, DraftPolicy):
         self.passes[-1].append(lambda rate: rate.worth_asking(drafters, seq))
         return self._rate.worth_asking(drafters, seq)
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
-        self.passes[-1].append(lambda rate: rate.budget(drafter, seq, nodes, reach, gain))
-        return self._rate.budget(drafter, seq, nodes, reach, gain)
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
+        self.passes[-1].append(lambda rate: rate.budget(drafter, seq, nodes, reach, gain, forced))
+        return self._rate.budget(drafter, seq, nodes, reach, gain, forced)
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         self.passes[-1].append(lambda rate: rate.drafted(drafter, asks, drafts))

@@ -500,10 +500,13 @@ class DraftPolicy(Protocol):
         """False where none of them would be asked in this pass. Called once for it, before any is."""
         return True
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         """How many nodes to ask a drafter for, `nodes` at most; 0: its draft would not pay.
 
-        reach: P(what it would continue is accepted). gain: of a draft that its own would replace.
+        reach: P(what it would continue is accepted). gain: of a draft that its own would replace. forced: so
+        many of the nodes may be ones that the grammar forces.
         """
         return nodes
 

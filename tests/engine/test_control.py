@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import IDLE_PASSES, Bank, Rate, _by_chance
+from paceline.engine.control import IDLE_PASSES, OWN_FURTHER, Bank, Rate, _by_chance
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Acceptance, CostCurve, DraftTime, Gain
 from paceline.target.cost import CostTable
@@ -74,22 +74,74 @@ def test_a_first_token_waits_for_no_more_rows_than_its_share_of_the_pass(
     prompt: int, nodes: int, accept: str
 ) -> None:
     """A pass of n rows takes as long as n + 9 of its rows: 2 % of it are (n + 9) / 50 rows."""
-    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[0.99] * 8)
     run(rate, seq(), draft, 8, rounds=20)
     new = at_first(tokens=prompt, accept=accept)
     rate.plan([new], prompt)
     assert rate.budget("d", new, 8) == nodes
     assert rate.trim([new], [draft.first(nodes)], prompt) == [nodes]
-    if accept == "match":  # whatever else was drafted, as by a grammar that forces tokens
+    if accept == "match":  # whatever else was drafted
         assert rate.trim([new], [draft], prompt) == [nodes]
 
 
 def test_first_tokens_of_one_pass_share_what_they_wait_for() -> None:
-    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[0.99] * 8)
     run(rate, seq(), draft, 8, rounds=20)
     new = [at_first(name, 100) for name in ("a", "b")]
     rate.plan(new, 200)
     assert rate.trim(new, [draft, draft], 200) == [2, 2]
+
+
+def test_tokens_that_the_grammar_forces_may_come_with_the_first_one() -> None:
+    """The first one that it leaves open then comes a pass earlier. What follows them waits."""
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 6, 0.99, 0.99)
+    run(rate, seq(), draft, 8, rounds=20)
+    new = at_first(tokens=40)
+    rate.plan([new], 40)
+    assert rate.budget("d", new, 8) == 0
+    assert rate.budget("d", new, 8, forced=6) == 6
+    assert rate.trim([new], [draft], 40) == [6]
+
+
+def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:
+    """Every text begins with tokens that the grammar forces, and has none of them later."""
+    rate = Rate(lambda rows, context: 9 + rows)
+    for text in range(12):
+        new = at_first(f"text {text}", tokens=40)
+        for forced in (True, *[False] * 30):
+            rate.plan([new], 1)
+            asked = bool(rate.budget("d", new, 8, forced=8))
+            draft = sure(*[1.0] * 8) if asked and forced else NO_DRAFT
+            if asked:
+                rate.drafted("d", [Ask(new, 8)], [draft])
+            tokens = (*draft.tokens, 7)
+            us = 1000 * (10 + len(draft.tokens))
+            rounds = [
+                Round(
+                    new.id,
+                    len(new.tokens),
+                    LIST,
+                    draft,
+                    draft.tokens,
+                    tokens,
+                    8,
+                    1,
+                    1 + len(draft.tokens),
+                    0,
+                    us,
+                )
+            ]
+            rate.learn(rounds)
+            new.tokens.extend(tokens)
+        if text > 8:
+            assert rate.plan([at_first("next", tokens=40)], 1) == [8]
+        rate.end(new)
+    first = at_first("one more", tokens=40)
+    rate.plan([first], 1)
+    assert rate.budget("d", first, 8, forced=8) == 8
+    first.tokens.append(7)
+    rate.plan([first], 1)
+    assert rate.value("d", first) < 0
 
 
 @pytest.mark.parametrize(("draft_us", "asked"), [(0, True), (400, True), (900, False)])
@@ -528,9 +580,11 @@ class Counted(Rate):
         self.questions += 1
         return super().worth_asking(drafters, seq)
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         self.considered += 1
-        return super().budget(drafter, seq, nodes, reach, gain)
+        return super().budget(drafter, seq, nodes, reach, gain, forced)
 
     def _learn_text(self, *of_round: Any) -> None:
         self.learned += 1
@@ -606,6 +660,37 @@ def test_drafters_are_considered_at_once_when_rows_get_cheaper() -> None:
         hopeless(rate, seqs, 1)
     assert rate.plan(seqs[:7], 7) == [0] * 7  # one has left
     assert rate.plan(seqs[:5], 5) == [8] * 5
+
+
+def beside_drafts(rate: Rate, s: Seq, asked: tuple[str, ...], us: int, rounds: int) -> None:
+    """Passes in which these drafters are asked, find nothing, and so much time goes by beside them."""
+    for _ in range(rounds):
+        budget = rate.plan([s], 1)[0]
+        for name in asked:
+            rate.drafted(name, [Ask(s, budget)], [NO_DRAFT])
+        by = dict.fromkeys(asked, 0)
+        r = Round(s.id, 1, LIST, NO_DRAFT, (), (1,), budget, 1, 1, us, 1000, draft_us_by=by, asked=asked)
+        rate.learn([r])
+        rate._texts[s.id].idle = 0
+
+
+def test_only_the_first_ask_for_a_sequence_pays_for_the_time_beside_drafts() -> None:
+    rate, s = priced(0.1), seq("new")
+    beside_drafts(rate, seq(), ("d",), 300, rounds=60)
+    rate.plan([s], 1)
+    before = rate.value("other", s)
+    rate.drafted("d", [Ask(s, 8)], [NO_DRAFT])
+    assert rate.value("other", s) - before == pytest.approx((1 - OWN_FURTHER) * 0.3, rel=0.1)
+    rate.plan([s], 1)  # the next pass has its own
+    assert rate.value("other", s) == pytest.approx(before)
+
+
+def test_an_ask_is_no_dearer_where_few_are_asked() -> None:
+    """Most of the time beside drafts is that of a pass. Else few asks would make each of them dearer."""
+    alone, many = priced(0.1), priced(0.1)
+    beside_drafts(alone, seq(), ("d",), 200, rounds=60)
+    beside_drafts(many, seq(), ("d", "e", "d"), round(200 * (1 + 2 * OWN_FURTHER)), rounds=60)
+    assert many.estimates.own_us == pytest.approx(alone.estimates.own_us, rel=0.05)
 
 
 def test_a_shadow_that_has_missed_a_token_is_compared_with_nothing_more() -> None:

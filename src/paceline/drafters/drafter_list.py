@@ -217,7 +217,7 @@ class DrafterList(Drafter):
         """The ask for one more segment, if it is expected to pay."""
         ask = d.ask
         forced = ask.forced_budget if drafter.interleaves else 0
-        nodes = self._policy.budget(drafter.name, ask.seq, ask.budget + forced, d.reach)
+        nodes = self._policy.budget(drafter.name, ask.seq, ask.budget + forced, d.reach, forced=forced)
         if not nodes:
             return None
         return ask if drafter.interleaves else _within(ask, nodes)

@@ -9,7 +9,8 @@ of their chances while each exceeds the price of its row. So speculation fades o
 A bank of saved time bounds the loss where estimates are wrong (see Bank).
 
 Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
-no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later.
+no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. Tokens that
+the grammar forces may: they tell nobody anything, and the first token after them comes a pass earlier.
 """
 
 from bisect import bisect_right
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine.estimates import (
     MAX_OUTLIER,
     Acceptance,
@@ -52,11 +54,13 @@ UNREAD_PASSES: Final = 16  # the same for one that does not: it reads nothing me
 FIRST_READING: Final = 0.02  # of a pass: the time of reading one sequence's, before any evidence
 OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
 OWN_FALL: Final = 0.3  # the same where it falls: while it seems long, few are asked, who could correct it
+OWN_FURTHER: Final = 0.15  # of that time: for an ask that is not the first of its sequence in a pass
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
 SPARE: Final = 0.03  # tokens of time for drafting nodes beyond those that are expected to pay
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
+FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
@@ -123,6 +127,8 @@ class _Text:
     sources: dict[str, "_Source"] = field(default_factory=dict)  # of its nodes, by drafter
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     begun: set[str] = field(default_factory=set)  # drafters that were asked before
+    asked: bool = False  # in this pass
+    opened_by: str = ""  # the drafter asked for what is forced at the beginning: its gain is another then
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
@@ -206,7 +212,10 @@ class Rate(Controller, DraftPolicy):
         text.considered = text.idled > 0
         if text.considered:
             self._learn_idle(text)
-        text.scored, text.wait = NO_DRAFT, MAX_IDLE
+        text.scored, text.wait, text.asked = NO_DRAFT, MAX_IDLE, False
+        if text.opened_by:
+            text.gains.pop(text.opened_by, None)
+            text.opened_by = ""
         return spec.max_draft
 
     def _change_users(self, users: int) -> None:
@@ -246,14 +255,19 @@ class Rate(Controller, DraftPolicy):
         self._let_idle(text)
         return False
 
-    def budget(self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0) -> int:
+    def budget(
+        self, drafter: str, seq: Seq, nodes: int, reach: float = 1.0, gain: float = 0.0, forced: int = 0
+    ) -> int:
         if not seq.spec.adaptive:
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            nodes = min(nodes, self._first_nodes(text, drafter, time))
+            nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time)))
             if not nodes:
                 return 0
+            if forced and not text.opened_by:
+                text.opened_by = drafter
+                text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 text.wait = 0
@@ -266,7 +280,7 @@ class Rate(Controller, DraftPolicy):
             return min(nodes, self._length(text, drafter, time, reach, seq.spec.accept == "match"))
         if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored[drafter], text.to_explore - MAX_EXPLORED)
-            text.explored[drafter] = spent + self._ask_price(drafter)
+            text.explored[drafter] = spent + self._ask_price(text, drafter)
             self._explored -= self._start_price(text, drafter)
             may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
             return nodes if may_cut else min(nodes, PROBE_NODES)
@@ -276,7 +290,7 @@ class Rate(Controller, DraftPolicy):
         """Of a draft that delays a first token by no more than it may, the time of drafting included."""
         if time is None or not time.known:
             return 0
-        left, start = self._first_us - self.estimates.own_us - time.draft_us, self._start_us.get(drafter)
+        left, start = self._first_us - self._own_us(text) - time.draft_us, self._start_us.get(drafter)
         if start is not None and drafter not in text.begun:
             left -= start.us
         return bisect_right(self._first_rows_us, left) if left > 0 else 0
@@ -320,7 +334,7 @@ class Rate(Controller, DraftPolicy):
             if drafter in self._untimed:
                 return -UNREAD_PASSES
             self._untimed.add(drafter)
-        price = TRIAL_PASSES * max(-value, TRIAL_SHARE * self._ask_price(drafter))
+        price = TRIAL_PASSES * max(-value, TRIAL_SHARE * self._ask_price(text, drafter))
         if self._explored < min(price, MAX_EXPLORED / 2):
             return -UNREAD_PASSES
         self._explored -= price
@@ -332,7 +346,7 @@ class Rate(Controller, DraftPolicy):
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
         time = self._draft_us.get(drafter)
-        price, us_price, us = self._row_price, self._us_price, self.estimates.own_us
+        price, us_price, us = self._row_price, self._us_price, self._own_us(text)
         if time is not None and time.known:
             price += us_price * time.node_us
             us += time.draft_us
@@ -343,6 +357,11 @@ class Rate(Controller, DraftPolicy):
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         likely, of_drafter = CAUTION * reach, text.gains.get(drafter) or self._gain(text, drafter)
         return likely * of_drafter(price / likely) - gain - us_price * us - MIN_GAIN
+
+    def _own_us(self, text: _Text) -> float:
+        """Of one more ask: once somebody was asked for a text, another one adds little."""
+        own_us = self.estimates.own_us
+        return OWN_FURTHER * own_us if text.asked else own_us
 
     def _time(self, drafter: str) -> DraftTime | None:
         """None: not known yet."""
@@ -380,7 +399,7 @@ class Rate(Controller, DraftPolicy):
         spent = text.explored.get(drafter)
         if spent is None:
             spent = text.explored[drafter] = -self._unspent.pop((text.route, drafter), 0.0)
-        missing = self._ask_price(drafter) - min(text.to_explore - spent, MAX_EXPLORED)
+        missing = self._ask_price(text, drafter) - min(text.to_explore - spent, MAX_EXPLORED)
         if missing > 0:
             text.wait = min(text.wait, missing / (EXPLORED * self._share))
             return False
@@ -388,9 +407,9 @@ class Rate(Controller, DraftPolicy):
         start = self._start_price(text, drafter)
         return start < NOTICEABLE or self._explored >= min(start, MAX_EXPLORED / 2)
 
-    def _ask_price(self, drafter: str) -> float:
+    def _ask_price(self, text: _Text, drafter: str) -> float:
         time = self._time(drafter)
-        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self.estimates.own_us)
+        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self._own_us(text))
 
     def _start_price(self, text: _Text, drafter: str) -> float:
         """Of the first draft of a text, beyond that of a later one."""
@@ -400,20 +419,23 @@ class Rate(Controller, DraftPolicy):
     def _gain(self, text: _Text, drafter: str) -> Gain:
         gain = text.gains.get(drafter)
         if gain is None:
-            known = self._gains.get((text.route, drafter))
-            if known is None:
-                known = Gain()
-                if drafter not in self._private:
-                    self._gains[text.route, drafter] = known
-            gain = text.gains[drafter] = Gain(known)
+            gain = text.gains[drafter] = Gain(self._gain_of(text.route, drafter))
         return gain
+
+    def _gain_of(self, route: str, drafter: str) -> Gain:
+        known = self._gains.get((route, drafter))
+        if known is None:
+            known = Gain()
+            if drafter not in self._private:
+                self._gains[route, drafter] = known
+        return known
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         time = self._draft_us.get(drafter)
         is_timed = time is not None and _is_timed(time)
         for ask, draft in zip(asks, drafts, strict=True):
             text = self._texts.get(ask.seq.id) or self._text(ask.seq)
-            gain = text.gains.get(drafter) or self._gain(text, drafter)
+            text.asked, gain = True, text.gains.get(drafter) or self._gain(text, drafter)
             if not draft.tokens:
                 gain.learn(())
                 continue
@@ -470,7 +492,8 @@ class Rate(Controller, DraftPolicy):
                 if not text.bank.plain:
                     likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
                     if len(seq.tokens) == seq.prompt_len:
-                        likely = likely[: bisect_right(self._first_rows_us, self._first_us)]
+                        fit = bisect_right(self._first_rows_us, self._first_us)
+                        likely = likely[: max(_forced(draft), fit)]
                     chances[i] = likely
         if not chances:
             return lengths
@@ -596,24 +619,26 @@ class Rate(Controller, DraftPolicy):
         """
         r, by = rounds[0], rounds[0].draft_us_by
         asks: dict[str, int] = {}
-        all_asks = 0
+        firsts = 0.0  # asks; those that were not the first of their sequence count for less
         for s in rounds:
             for name in s.asked:
                 asks[name] = asks.get(name, 0) + 1
-                all_asks += 1
+            if s.asked:
+                firsts += 1 + OWN_FURTHER * (len(s.asked) - 1)
         for name, count in self._readers.items():
             if count:
                 read_us = by.get(name) if name not in asks else None
                 self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
         if not asks:
             return asks
-        own_us, known = max(0.0, r.draft_us - sum(by.values())) / all_asks, self.estimates
+        own_us, known = max(0.0, r.draft_us - sum(by.values())) / firsts, self.estimates
         if not after_prompt:
             before = known.own_us
             share = OWN_SHARE if own_us > before else OWN_FALL
             known.own_us += share * (min(own_us, MAX_OUTLIER * before or own_us) - before)
         if own_us > MAX_OUTLIER * known.own_us:
             own_us = MAX_OUTLIER * known.own_us
+        own_us *= firsts / sum(asks.values())  # of an ask, on average
         begun = [name for s in rounds if s.asked for name in self._begin(s)]
         ask_us: dict[str, float] = {}
         for name, count in asks.items():
@@ -755,6 +780,13 @@ class Rate(Controller, DraftPolicy):
 
 
 _ENDED: Final = -2  # no node: the walk through a draft is over
+
+
+def _forced(draft: Draft) -> int:
+    """How many nodes of a chain the grammar forces before the first that it leaves open."""
+    if draft.q is not None or draft.parents is not None or not draft.scores:
+        return 0
+    return next((i for i, score in enumerate(draft.scores) if score != FORCED), len(draft.scores))
 
 
 def _is_timed(time: DraftTime) -> bool:
