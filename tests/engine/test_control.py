@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import IDLE_PASSES, Bank, Rate, _by_chance
+from paceline.engine.control import IDLE_PASSES, OWN_FURTHER, Bank, Rate, _by_chance
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Acceptance, CostCurve, DraftTime, Gain
 from paceline.target.cost import CostTable
@@ -581,6 +581,37 @@ def test_drafters_are_considered_at_once_when_rows_get_cheaper() -> None:
         hopeless(rate, seqs, 1)
     assert rate.plan(seqs[:7], 7) == [0] * 7  # one has left
     assert rate.plan(seqs[:5], 5) == [8] * 5
+
+
+def beside_drafts(rate: Rate, s: Seq, asked: tuple[str, ...], us: int, rounds: int) -> None:
+    """Passes in which these drafters are asked, find nothing, and so much time goes by beside them."""
+    for _ in range(rounds):
+        budget = rate.plan([s], 1)[0]
+        for name in asked:
+            rate.drafted(name, [Ask(s, budget)], [NO_DRAFT])
+        by = dict.fromkeys(asked, 0)
+        r = Round(s.id, 1, LIST, NO_DRAFT, (), (1,), budget, 1, 1, us, 1000, draft_us_by=by, asked=asked)
+        rate.learn([r])
+        rate._texts[s.id].idle = 0
+
+
+def test_only_the_first_ask_for_a_sequence_pays_for_the_time_beside_drafts() -> None:
+    rate, s = priced(0.1), seq("new")
+    beside_drafts(rate, seq(), ("d",), 300, rounds=60)
+    rate.plan([s], 1)
+    before = rate.value("other", s)
+    rate.drafted("d", [Ask(s, 8)], [NO_DRAFT])
+    assert rate.value("other", s) - before == pytest.approx((1 - OWN_FURTHER) * 0.3, rel=0.1)
+    rate.plan([s], 1)  # the next pass has its own
+    assert rate.value("other", s) == pytest.approx(before)
+
+
+def test_an_ask_is_no_dearer_where_few_are_asked() -> None:
+    """Most of the time beside drafts is that of a pass. Else few asks would make each of them dearer."""
+    alone, many = priced(0.1), priced(0.1)
+    beside_drafts(alone, seq(), ("d",), 200, rounds=60)
+    beside_drafts(many, seq(), ("d", "e", "d"), round(200 * (1 + 2 * OWN_FURTHER)), rounds=60)
+    assert many.estimates.own_us == pytest.approx(alone.estimates.own_us, rel=0.05)
 
 
 def test_a_shadow_that_has_missed_a_token_is_compared_with_nothing_more() -> None:

@@ -52,6 +52,7 @@ UNREAD_PASSES: Final = 16  # the same for one that does not: it reads nothing me
 FIRST_READING: Final = 0.02  # of a pass: the time of reading one sequence's, before any evidence
 OWN_SHARE: Final = 0.1  # weight of a pass in the running mean of the controller's own time
 OWN_FALL: Final = 0.3  # the same where it falls: while it seems long, few are asked, who could correct it
+OWN_FURTHER: Final = 0.15  # of that time: for an ask that is not the first of its sequence in a pass
 MAX_NODES: Final = 64  # of a draft
 SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
@@ -123,6 +124,7 @@ class _Text:
     sources: dict[str, "_Source"] = field(default_factory=dict)  # of its nodes, by drafter
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     begun: set[str] = field(default_factory=set)  # drafters that were asked before
+    asked: bool = False  # in this pass
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
@@ -204,7 +206,7 @@ class Rate(Controller, DraftPolicy):
             return 0
         if text.idled:
             self._learn_idle(text)
-        text.scored, text.wait = NO_DRAFT, MAX_IDLE
+        text.scored, text.wait, text.asked = NO_DRAFT, MAX_IDLE, False
         return spec.max_draft
 
     def _change_users(self, users: int) -> None:
@@ -244,7 +246,7 @@ class Rate(Controller, DraftPolicy):
             return min(nodes, self._length(text, drafter, time, reach, seq.spec.accept == "match"))
         if reach == 1 and not gain and self._may_explore(text, drafter):
             spent = max(text.explored[drafter], text.to_explore - MAX_EXPLORED)
-            text.explored[drafter] = spent + self._ask_price(drafter)
+            text.explored[drafter] = spent + self._ask_price(text, drafter)
             self._explored -= self._start_price(text, drafter)
             may_cut = seq.spec.accept == "match" and self._node_price(drafter) < NOTICEABLE
             return nodes if may_cut else min(nodes, PROBE_NODES)
@@ -254,7 +256,7 @@ class Rate(Controller, DraftPolicy):
         """Of a draft that delays a first token by no more than it may, the time of drafting included."""
         if time is None or not time.known:
             return 0
-        left, start = self._first_us - self.estimates.own_us - time.draft_us, self._start_us.get(drafter)
+        left, start = self._first_us - self._own_us(text) - time.draft_us, self._start_us.get(drafter)
         if start is not None and drafter not in text.begun:
             left -= start.us
         return bisect_right(self._first_rows_us, left) if left > 0 else 0
@@ -298,7 +300,7 @@ class Rate(Controller, DraftPolicy):
             if drafter in self._untimed:
                 return -UNREAD_PASSES
             self._untimed.add(drafter)
-        price = TRIAL_PASSES * max(-value, TRIAL_SHARE * self._ask_price(drafter))
+        price = TRIAL_PASSES * max(-value, TRIAL_SHARE * self._ask_price(text, drafter))
         if self._explored < min(price, MAX_EXPLORED / 2):
             return -UNREAD_PASSES
         self._explored -= price
@@ -310,7 +312,7 @@ class Rate(Controller, DraftPolicy):
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
         time = self._draft_us.get(drafter)
-        price, us_price, us = self._row_price, self._us_price, self.estimates.own_us
+        price, us_price, us = self._row_price, self._us_price, self._own_us(text)
         if time is not None and time.known:
             price += us_price * time.node_us
             us += time.draft_us
@@ -321,6 +323,11 @@ class Rate(Controller, DraftPolicy):
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         likely, of_drafter = CAUTION * reach, text.gains.get(drafter) or self._gain(text, drafter)
         return likely * of_drafter(price / likely) - gain - us_price * us - MIN_GAIN
+
+    def _own_us(self, text: _Text) -> float:
+        """Of one more ask: once somebody was asked for a text, another one adds little."""
+        own_us = self.estimates.own_us
+        return OWN_FURTHER * own_us if text.asked else own_us
 
     def _time(self, drafter: str) -> DraftTime | None:
         """None: not known yet."""
@@ -358,7 +365,7 @@ class Rate(Controller, DraftPolicy):
         spent = text.explored.get(drafter)
         if spent is None:
             spent = text.explored[drafter] = -self._unspent.pop((text.route, drafter), 0.0)
-        missing = self._ask_price(drafter) - min(text.to_explore - spent, MAX_EXPLORED)
+        missing = self._ask_price(text, drafter) - min(text.to_explore - spent, MAX_EXPLORED)
         if missing > 0:
             text.wait = min(text.wait, missing / (EXPLORED * self._share))
             return False
@@ -366,9 +373,9 @@ class Rate(Controller, DraftPolicy):
         start = self._start_price(text, drafter)
         return start < NOTICEABLE or self._explored >= min(start, MAX_EXPLORED / 2)
 
-    def _ask_price(self, drafter: str) -> float:
+    def _ask_price(self, text: _Text, drafter: str) -> float:
         time = self._time(drafter)
-        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self.estimates.own_us)
+        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self._own_us(text))
 
     def _start_price(self, text: _Text, drafter: str) -> float:
         """Of the first draft of a text, beyond that of a later one."""
@@ -391,7 +398,7 @@ class Rate(Controller, DraftPolicy):
         is_timed = time is not None and _is_timed(time)
         for ask, draft in zip(asks, drafts, strict=True):
             text = self._texts.get(ask.seq.id) or self._text(ask.seq)
-            gain = text.gains.get(drafter) or self._gain(text, drafter)
+            text.asked, gain = True, text.gains.get(drafter) or self._gain(text, drafter)
             if not draft.tokens:
                 gain.learn(())
                 continue
@@ -574,24 +581,26 @@ class Rate(Controller, DraftPolicy):
         """
         r, by = rounds[0], rounds[0].draft_us_by
         asks: dict[str, int] = {}
-        all_asks = 0
+        firsts = 0.0  # asks; those that were not the first of their sequence count for less
         for s in rounds:
             for name in s.asked:
                 asks[name] = asks.get(name, 0) + 1
-                all_asks += 1
+            if s.asked:
+                firsts += 1 + OWN_FURTHER * (len(s.asked) - 1)
         for name, count in self._readers.items():
             if count:
                 read_us = by.get(name) if name not in asks else None
                 self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
         if not asks:
             return asks
-        own_us, known = max(0.0, r.draft_us - sum(by.values())) / all_asks, self.estimates
+        own_us, known = max(0.0, r.draft_us - sum(by.values())) / firsts, self.estimates
         if not after_prompt:
             before = known.own_us
             share = OWN_SHARE if own_us > before else OWN_FALL
             known.own_us += share * (min(own_us, MAX_OUTLIER * before or own_us) - before)
         if own_us > MAX_OUTLIER * known.own_us:
             own_us = MAX_OUTLIER * known.own_us
+        own_us *= firsts / sum(asks.values())  # of an ask, on average
         begun = [name for s in rounds if s.asked for name in self._begin(s)]
         ask_us: dict[str, float] = {}
         for name, count in asks.items():

@@ -536,7 +536,7 @@ class Estimates:
     draft_us: dict[str, DraftTime] = field(default_factory=dict)  # of one ask, by drafter
     start_us: dict[str, StartTime] = field(default_factory=dict)  # of the first draft of a text, by drafter
     read_us: dict[str, DraftTime] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
-    own_us: float = 0.0  # of the controller and of the list of drafters, for one ask
+    own_us: float = 0.0  # of the controller and of the list of drafters, for a sequence's first ask in a pass
     plain_us: float = 0.0  # of late: as long as plain decoding would have taken
     real_us: float = 0.0  # and as long as it took
 
