@@ -40,6 +40,7 @@ from paceline.types import (
 )
 
 SLOW_MASKS: Final = 4  # CPU time of the slow masks of one output, in times that of compiling its grammar
+MANY_MASKS: Final = 8  # of sequences: fewer are sooner ready one by one than in threads that have to wake up
 INSTANT_NS: Final = 20_000  # a wait this short was none: the pass had ended
 MAX_AWAY_NS: Final = 2_000_000  # between two steps, for passes to be launched ahead
 NOT_CHOSEN: Final = -1  # a token that the pass before is still choosing
@@ -429,7 +430,7 @@ class Engine:
         return rows_of, masked
 
     def _masks_together(self, masked: Sequence[Scheduled]) -> Callable[[], list[Masks | None]] | None:
-        """Those of chains of tokens, in native calls for all sequences. The copies are made now."""
+        """Those of chains of tokens, in native calls for all sequences, if there are many. Copies are made now."""
         chains = {
             s.seq.id: (copy, s.draft.tokens)
             for s in masked
@@ -437,7 +438,7 @@ class Engine:
             and s.draft.parents is None
             and (copy := s.seq.cursor.matcher_copy()) is not None
         }
-        if not chains:
+        if len(chains) < MANY_MASKS:
             return None
 
         def together() -> list[Masks | None]:
