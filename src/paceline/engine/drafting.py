@@ -200,10 +200,12 @@ class Drafting:
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token outside the target's vocabulary, each node with a source."""
-        if not draft.sources:
-            draft = replace(draft, sources=(name,) * len(draft))
         tokens, vocab = draft.tokens, self._target.vocab_size
-        if not tokens or 0 <= min(tokens) <= max(tokens) < vocab:
+        if not tokens:
+            return draft
+        if not draft.sources:
+            draft = replace(draft, sources=(name,) * len(tokens))
+        if 0 <= min(tokens) <= max(tokens) < vocab:
             return draft
         return draft.first(next(i for i, token in enumerate(tokens) if not 0 <= token < vocab))
 

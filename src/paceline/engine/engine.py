@@ -430,7 +430,7 @@ class Engine:
         return rows_of, masked
 
     def _masks_together(self, masked: Sequence[Scheduled]) -> Callable[[], list[Masks | None]] | None:
-        """Those of chains of tokens, in native calls for all sequences, if there are many. Copies are made now."""
+        """Those of chains of tokens, in native calls; the copies are made now. None: there are too few."""
         chains = {
             s.seq.id: (copy, s.draft.tokens)
             for s in masked
