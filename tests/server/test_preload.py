@@ -2,9 +2,11 @@
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 from paceline import EngineConfig
 from paceline.cli import main
 from paceline.constraints.compiler import Compiler
+from paceline.server import preload
 from support.servers import IDLE_S, Running, toy_running, until
 
 pytestmark = pytest.mark.slow
@@ -79,7 +82,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return rules
 
 
-def test_the_prompt_used_last_is_in_memory(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("wait_s", [60.0, 0.0])
+def test_the_prompt_used_last_is_in_memory(
+    start: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, wait_s: float
+) -> None:
+    monkeypatch.setattr(preload, "WAIT_S", wait_s)
     text, _ = ask(start(), user="anna")
     server = start(says=PAGES)
     again, cached = ask(server, user="anna")
@@ -111,6 +118,26 @@ def test_tools_and_formats_used_last_are_compiled_before_a_request_has_them(
     assert not rules
     assert ask(start(preload=False), tools=TOOLS)[0] == with_tools
     assert rules
+
+
+@pytest.mark.parametrize(("wait_s", "ended"), [(60.0, 1), (0.0, 0)])
+def test_a_server_waits_for_grammars_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float, ended: int
+) -> None:
+    slow, prepared = threading.Event(), list[int]()
+
+    def prepare(llm: Any) -> int:
+        slow.wait(0.3 if wait_s else IDLE_S)
+        prepared.append(1)
+        return 1
+
+    monkeypatch.setattr(preload, "WAIT_S", wait_s)
+    llm: Any = SimpleNamespace(target=SimpleNamespace(preload=lambda: None))
+    outputs: Any = SimpleNamespace(prepare=prepare)
+    nobody: Any = None
+    preload.preload(llm, nobody, outputs)
+    assert len(prepared) == ended
+    slow.set()
 
 
 def test_what_must_not_be_remembered_is_not_kept(start: Any, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """What requests of earlier processes needed is made ready again at the start: pages of the cache, grammars.
 
-Pages are loaded by the engine's thread while there are no requests (target/kv/preload.py). For grammars, the
-tools and response formats of the last requests are kept in a file; in a thread of its own, each is prepared
-again for a chat that nobody sent. That compiles its grammar within the limits of any other, and uses the chat
-template and all else on the way of a request for the first time.
+Pages are loaded one at a time (target/kv/preload.py). For grammars, the tools and response formats of the
+last requests are kept in a file; in a thread of its own, each is prepared again for a chat that nobody sent.
+That compiles its grammar within the limits of any other, and uses the chat template and all else on the way
+of a request for the first time. The server waits a little for both. Pages that are left then are loaded by
+the engine while it has no requests.
 """
 
 import json
@@ -18,7 +19,6 @@ from typing import Final
 from pydantic import ValidationError
 
 from paceline.constraints import OutputSpec
-from paceline.constraints.cursor import lower_priority
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import PacelineError
 from paceline.llm import LLM
@@ -32,6 +32,7 @@ FOLDER: Final = "recent_outputs"  # in the folder of the disk tier of the KV cac
 MAX_OUTPUTS: Final = 16
 MAX_BYTES: Final = 2**20  # of all of them, as JSON
 SECONDS: Final = 5.0  # of preparing them, at most
+WAIT_S: Final = 0.25  # until the server is ready all the same
 _CHAT: Final = [{"role": "user", "content": "x"}]
 
 log = logging.getLogger("paceline.server")
@@ -76,14 +77,20 @@ class RecentOutputs:
 
 
 def preload(llm: LLM, thread: EngineThread, outputs: RecentOutputs) -> None:
-    """Begins to make ready what was used last, and waits for nothing. Before the thread is started."""
+    """Makes ready what was used last, or begins to. Before the engine's thread is started."""
+    until = perf_counter() + WAIT_S
+    preparing = Thread(target=_prepare, args=(llm, outputs), name="paceline-preload", daemon=True)
+    preparing.start()
     if (load_page := llm.target.preload()) is not None:
-        thread.while_idle(load_page)
-    Thread(target=_prepare, args=(llm, outputs), name="paceline-preload", daemon=True).start()
+        more = True
+        while more and perf_counter() < until:
+            more = load_page()
+        if more:
+            thread.while_idle(load_page)
+    preparing.join(max(0.0, until - perf_counter()))
 
 
 def _prepare(llm: LLM, outputs: RecentOutputs) -> None:
-    lower_priority()
     began = perf_counter()
     try:
         count = outputs.prepare(llm)
