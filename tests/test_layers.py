@@ -17,6 +17,7 @@ LEVEL = {
     "log": 0,
     "limits": 0,
     "atomic": 1,
+    "recent_file": 2,
     "config": 1,
     "native_build": 1,
     "gguf_header": 1,

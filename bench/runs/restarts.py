@@ -6,6 +6,7 @@ system's memory before, so that they come from the device. What writing costs is
 on further prompts: some are kept, some are not (`remember: false`), in turn. After each the client is silent
 for two seconds, as while a tool runs, in which pages are written: the processor's time counts it, the first
 token does not. `--load N`: that many other clients have answers streamed by both servers all the while.
+`--no-preload`: the second server loads nothing before it is asked.
 """
 
 import argparse
@@ -95,11 +96,18 @@ class Agent:
 
 class Restarts:
     def __init__(
-        self, model: str, threads: int, tokens: int, reboot: bool, report: Report, load: int = 0
+        self,
+        model: str,
+        threads: int,
+        tokens: int,
+        reboot: bool,
+        report: Report,
+        load: int = 0,
+        preload: bool = True,
     ) -> None:
-        """load: other clients."""
+        """load: other clients. preload: a server loads what was used last when it starts."""
         self._model, self._threads, self._reboot, self._report = model, threads, reboot, report
-        self._tokens, self._load = tokens, load
+        self._tokens, self._load, self._preload = tokens, load, preload
         self._agent = Agent(model)
         self._found: dict[str, list[Reading]] = {}
         self._cpu: dict[str, list[float]] = {}  # seconds
@@ -151,7 +159,8 @@ class Restarts:
     def _server(self, folder: str) -> Iterator[RunningServer]:
         """It has answered a short prompt once."""
         slots = 2 + self._load
-        served = servers.paceline(self._model, self._threads, slots, options=["--cache-dir", folder])
+        options = ["--cache-dir", folder, *([] if self._preload else ["--no-preload"])]
+        served = servers.paceline(self._model, self._threads, slots, options=options)
         try:
             read(served.port, CHAT, {**WARM_UP, "model": self._model, "user": "warm-up"})
             time.sleep(SILENCE_S)  # the first record of the trace store is being written
@@ -204,6 +213,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--written", type=int, default=4, help="pairs of prompts a round, kept and not kept")
     made.add_argument("--reboot", action="store_true", help="drop the pages from the system's memory")
     made.add_argument("--load", type=int, default=0, help="other clients, who have answers streamed")
+    made.add_argument("--no-preload", action="store_true", help="load nothing before it is asked for")
     made.add_argument("--threads", type=int, default=limits.cores())
     made.add_argument("--write", action="store_true", help="write bench/results and the pages made from it")
     return made
@@ -214,12 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     servers.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 180)
-    restarts = Restarts(options.model, options.threads, options.tokens, options.reboot, print, options.load)
+    how = (options.model, options.threads, options.tokens, options.reboot)
+    restarts = Restarts(*how, print, options.load, not options.no_preload)
     for number in range(options.rounds):
         restarts.round(number, options.written)
     rows = restarts.rows()
     console.print(Table.of(COLUMNS, rows, "the first token of a prompt").terminal())
     if options.write:
-        kind = ("-reboot" if options.reboot else "") + ("-load" if options.load else "")
+        flags = {"reboot": options.reboot, "load": options.load, "no-preload": options.no_preload}
+        kind = "".join(f"-{name}" for name, given in flags.items() if given)
         name = f"restarts-{options.model}{kind}"
         pages.keep(name, "restarts", given, options.model, rounds=options.rounds, rows=rows)

@@ -93,3 +93,73 @@ def test_a_loop_that_closes_meanwhile_does_not_end_the_thread(worker: EngineThre
     assert worker.alive
     worker.stop(60)
     loop.tells = True
+
+
+def test_what_is_done_while_idle_ends_when_it_says_so() -> None:
+    calls: list[str] = []
+    ended = threading.Event()
+
+    def work() -> bool:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 3:
+            ended.set()
+        return len(calls) < 3
+
+    worker = EngineThread(Idle())
+    worker.while_idle(work)
+    worker.start()
+    assert ended.wait(60)
+    assert answered(worker, seq()) is None
+    worker.stop(60)
+    assert calls == ["paceline-engine"] * 3
+
+
+def test_requests_go_before_what_is_done_while_idle() -> None:
+    class Busy(Idle):
+        """Busy for three passes with each request."""
+
+        passes = 0
+
+        @property
+        def busy(self) -> bool:  # type: ignore[override]
+            return self.passes > 0
+
+        def submit(self, seq: Seq, slots: int = 1) -> None:
+            order.append("request")
+            self.passes = 3
+
+        def step(self) -> list[Round]:
+            order.append("pass")
+            self.passes -= 1
+            return []
+
+    order: list[str] = []
+    ended = threading.Event()
+
+    def work() -> bool:
+        order.append("work")
+        if order.count("work") == 1:  # comes while it runs
+            worker.submit(seq(), lambda _: None, lambda _: None)
+            return True
+        ended.set()
+        return False
+
+    worker = EngineThread(Busy())
+    worker.while_idle(work)
+    worker.start()
+    assert ended.wait(60)
+    worker.stop(60)
+    assert order == ["work", "request", "pass", "pass", "pass", "work"]
+
+
+def test_a_failure_of_what_is_done_while_idle_ends_only_that(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> bool:
+        raise RuntimeError("broken")
+
+    worker = EngineThread(Idle())
+    worker.while_idle(work)
+    worker.start()
+    assert answered(worker, seq()) is None
+    assert answered(worker, seq()) is None
+    assert sum("there are no requests failed" in line for line in caplog.messages) == 1
+    worker.stop(60)

@@ -57,7 +57,7 @@ def running(model: str, config: EngineConfig | None = None, **settings: Any) -> 
     """settings: of the server; and `extend`, which gets the application before it starts."""
     extend: Callable[[App], object] = settings.pop("extend", lambda app: None)
     engine = config or EngineConfig(cache_mb=256)
-    alone = {"store": "none", "save_estimates": False}
+    alone = {"store": "none", "save_estimates": False, "preload": False}
     given = {"model": model, "engine": engine, "drain_s": 0, **alone, **settings}
     chosen = ServerSettings(**given)
     app = build(chosen)

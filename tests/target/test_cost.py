@@ -153,6 +153,9 @@ class Clocked(ToyTarget):
     def make_ready(self) -> None:
         return
 
+    def preload(self) -> None:
+        return None
+
     def measured(self, budget: float = 10.0) -> CostTable:
         now = CpuTime(self.seconds, 0.0, None, 2)
         table = measure(self, budget, lambda: self.seconds, lambda: now)

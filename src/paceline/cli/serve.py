@@ -100,6 +100,10 @@ class MemoryOptions:
         bool,
         typer.Option(help="Keep what was learned about drafters for the next start; it holds no text."),
     ] = True
+    preload: Annotated[
+        bool,
+        typer.Option(help="Load what was used last from --cache-dir at the start, and compile its tools."),
+    ] = True
     single_user: Annotated[
         bool,
         typer.Option("--single-user", help="Requests without key and user share caches and memories fully."),
@@ -240,6 +244,7 @@ def serve(
         trace_text=memory.trace_text,
         remember=memory.remembers,
         save_estimates=memory.save_estimates,
+        preload=memory.preload,
         single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),

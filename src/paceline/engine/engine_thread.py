@@ -102,6 +102,7 @@ class EngineThread:
         self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
         self._delivers: dict[str, Deliver] = {}
         self._ended = False
+        self._spare_work: Callable[[], bool] | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
 
     def start(self) -> None:
@@ -134,6 +135,13 @@ class EngineThread:
         """Runs a call in the engine's thread; it must be quick."""
         self._inbox.put(_Call(call))
 
+    def while_idle(self, call: Callable[[], bool]) -> None:
+        """Before the start: a call to be repeated until it gives False, while there is nothing else to do.
+
+        A request that comes meanwhile waits for one such call.
+        """
+        self._spare_work = call
+
     def stop(self, timeout: float | None) -> None:
         """Ends the thread; requests that still run end with an error. timeout: seconds; None: any number."""
         self._inbox.put(_Stop())
@@ -142,7 +150,9 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             while not self._engine.busy or not self._inbox.empty():
-                if not self._take(self._inbox.get()):
+                if self._spare_work is not None and self._inbox.empty():
+                    self._work_idly(self._spare_work)
+                elif not self._take(self._inbox.get()):
                     return
             if (idle_s := self._engine.idle_s) > 0:  # any message ends the wait
                 with suppress(Empty):
@@ -189,6 +199,16 @@ class EngineThread:
             call()
         except Exception as problem:
             log_error(log, "a change between passes failed", problem)
+
+    def _work_idly(self, call: Callable[[], bool]) -> None:
+        more = False
+        try:
+            with self._turns:
+                more = call()
+        except Exception as problem:
+            log_error(log, "what is done while there are no requests failed, and ends", problem)
+        if not more:
+            self._spare_work = None
 
     def _refuse_all(self) -> None:
         """Nobody waits forever for a thread that has ended."""

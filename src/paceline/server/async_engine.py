@@ -58,12 +58,19 @@ class AsyncEngine:
     """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
     def __init__(
-        self, llm: LLM, thread: EngineThread, metrics: Metrics, saver: EstimatesSaver | None = None
+        self,
+        llm: LLM,
+        thread: EngineThread,
+        metrics: Metrics,
+        saver: EstimatesSaver | None = None,
+        compiled: Callable[[OutputSpec], None] | None = None,
     ) -> None:
+        """compiled: is told of what was compiled for requests that may be remembered."""
         self.llm = llm
         self.thread = thread
         self.metrics = metrics
         self._saver = saver
+        self._compiled = compiled
         self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
         self._large = ThreadPoolExecutor(1, "paceline-large")
 
@@ -202,6 +209,8 @@ class AsyncEngine:
                 prediction=params.prediction,
                 **whose,
             )
+            if self._compiled is not None and context.remember:
+                self._compiled(params.output)
         first.seq.route = context.route.name
         first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline

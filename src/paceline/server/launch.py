@@ -30,6 +30,7 @@ from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
+from paceline.server.preload import RecentOutputs, preload
 from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteError, RouteFile, import_paths
 from paceline.server.routes import load as load_routes
@@ -103,6 +104,7 @@ class ServerSettings(ModelSettings):
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
     save_estimates: bool = True  # what the controller learned about drafters outlives the server
+    preload: bool = True  # what was used last before the end is made ready again at the start
     single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
@@ -271,7 +273,13 @@ class _ModelLoader:
         prompts = [one for one in self._warm_prompts if one.request.model in (None, *model.names)]
         keys = self._keys.current().keys if self._keys and prompts else ()
         warm(llm, thread, prompts, keys, server.single_user)
-        return AsyncEngine(llm, thread, model.metrics, saver)
+        compiled, engine = None, settings.engine
+        if engine.cache_disk_mb:
+            recent = RecentOutputs(cache_folder(engine.cache_dir), llm.target.fingerprint)
+            compiled = recent.note
+            if server.preload:
+                preload(llm, thread, recent)
+        return AsyncEngine(llm, thread, model.metrics, saver, compiled)
 
 
 def _memory_bytes(settings: ModelSettings) -> int:

@@ -1,7 +1,7 @@
 """The base of targets with a paged KV cache: everything but the forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -12,6 +12,7 @@ from paceline.errors import PromptTooLong
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner, HeadTarget
 from paceline.target.kv.cache import PagedCache
+from paceline.target.kv.preload import Preload
 from paceline.types import CacheStats, Draft, Feed, LayerSkipTarget, Seq
 
 
@@ -36,6 +37,12 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
 
     def make_ready(self) -> None:
         """Prepares for requests, without waiting. After the last `noise`, which may undo it."""
+
+    def preload(self) -> Callable[[], bool] | None:
+        """Loads one more page of what earlier processes used last, until it gives False. None: there is none.
+
+        To be called by the engine's thread.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class PagedTarget(ABC, Generic[F]):
 
     def make_ready(self) -> None:
         return
+
+    def preload(self) -> Callable[[], bool] | None:
+        disk = self._cache.disk
+        recent = disk.recent() if disk is not None else []
+        return Preload(self._cache, recent).step if recent else None
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None

@@ -269,3 +269,25 @@ def test_memory_is_ready_for_the_pages_and_what_comes_before_them(
     rows, found = logits(read)
     assert found == 299
     assert torch.equal(rows, expected)
+
+
+def test_bits_are_equal_after_pages_were_loaded_ahead(
+    model: Path, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    first = started(model, tmp_path)
+    assert first.preload() is None
+    logits(first, "a")
+    logits(first, remember=False)
+    assert first._cache.disk is not None
+    assert len(first._cache.disk.recent()) == 1
+    again = started(model, tmp_path)
+    load = again.preload()
+    assert load is not None
+    while load():
+        pass
+    seq = Seq("s", list(PROMPT), len(PROMPT), tenant="a")
+    assert again.open(seq) == len(PROMPT) - 1
+    rows = again.forward([Feed("s", PROMPT[-1:], Draft(REST, (-1, 0, -1, 2)))]).logits
+    assert torch.equal(rows, expected)
+    again.close("s")
+    assert again.open(Seq("t", list(PROMPT), len(PROMPT))) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from paceline.errors import CacheFull, SettingError
-from paceline.target.kv.disk_cache import MIN_ROWS, DiskCache, StoredPage
+from paceline.target.kv.disk_cache import MIN_ROWS, DiskCache, Prefix, StoredPage
 from paceline.target.kv.page_file import Bytes, PageFile, PageStatus, page_key
 from paceline.target.kv.radix_tree import Node, RadixTree
 from paceline.target.weights.model_config import ModelConfig
@@ -116,6 +116,7 @@ class BlockTable:
     keys: list[bytes] = field(default_factory=list)  # the root's, then one of each whole block
     stored: deque[StoredPage] = field(default_factory=deque)  # pages to be loaded
     writes: bool = False  # its rows may be written
+    counts: bool = True  # what it finds is a hit
     prompt_rows: int = 0  # where its prompt ends, if the page that ends there is still to be written
 
     @property
@@ -217,12 +218,18 @@ class PagedCache:
         return CacheStats(self.blocks, free, cached, live, self._evicted, self._queried, self._hits, disk)
 
     def open(
-        self, seq_id: str, tenant: str, tokens: Sequence[int], partial: bool = True, writes: bool = False
+        self,
+        seq_id: str,
+        tenant: str,
+        tokens: Sequence[int],
+        partial: bool = True,
+        writes: bool = False,
+        counts: bool = True,
     ) -> int:
         """Attaches the longest cached prefix and gives its length; the last token is never part of it.
 
         partial: it may end anywhere in a block. All sequences of a tenant should have the same.
-        writes: its rows may be written to the disk.
+        writes: its rows may be written to the disk. counts: `stats` count what it finds.
         """
         if seq_id in self._live:
             raise ValueError(f"sequence {seq_id!r} is open already")
@@ -244,8 +251,9 @@ class PagedCache:
         )
         pages.writes = writes and self.disk is not None
         pages.prompt_rows = len(tokens) - 1 if partial else 0
-        self._queried += len(tokens)
-        self._hits += length
+        pages.counts = counts
+        self._queried += counts * len(tokens)
+        self._hits += counts * length
         return length
 
     def _find_stored(
@@ -289,10 +297,10 @@ class PagedCache:
                 fitting.append(page)
         first = len(pages.tokens) // self.block
         slots = [block * self.block for block in pages.table[first : first + len(fitting)]]
-        loaded = self.disk.load(fitting, lambda files: self._rows.load(slots, files))
+        loaded = self.disk.load(fitting, lambda files: self._rows.load(slots, files), pages.counts)
         for page in fitting[:loaded]:
             self.append(seq_id, page.tokens)
-            self._hits += len(page.tokens)
+            self._hits += pages.counts * len(page.tokens)
         return loaded == len(stored)
 
     def extend(self, seq_id: str, n: int) -> None:
@@ -359,6 +367,10 @@ class PagedCache:
         """Forgets what no live sequence holds, of one tenant or of all."""
         for block in self._tree.clear(tenant):
             self._free.give(block)
+
+    def page_bytes(self, rows: int) -> int:
+        """Of a page of so many rows, as a file."""
+        return self._rows.page_bytes(rows)
 
     def length(self, seq_id: str) -> int:
         return len(self._pages(seq_id).tokens)
@@ -470,6 +482,7 @@ class PagedCache:
             self._offer(pages, index, self.block, pages.keys[index + 1])
         tail = self._write_part(pages, len(pages.tokens))
         self.disk.used([*pages.keys[1:], *([] if tail is None else [tail])])
+        self.disk.ended(Prefix(pages.root.tenant, pages.tokens))
 
     def _keep_tail(self, pages: BlockTable) -> None:
         """Registers the last, partial block, unless another one holds the same and, if that counts, more."""

@@ -2,6 +2,7 @@
 
     folder/FORMAT/KEY.page     FORMAT and KEY in hex; see page_file.py
     folder/FORMAT/about.json   the model's name, for people, and the fingerprint of its weights
+    folder/FORMAT/recent       the prefixes used last, for the next start; see preload.py
     folder/.lock               held by the one process that writes or removes pages; names the last one
 
 A page is known by the hash of everything that it follows from, so there is no index to go wrong: a process
@@ -14,9 +15,11 @@ import logging
 import os
 import secrets
 import stat
+import struct
 import threading
 import time
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +32,7 @@ import numpy as np
 
 from paceline.atomic import locked, read_json, write_json
 from paceline.paths import home
+from paceline.recent_file import RecentFile
 from paceline.target.kv.page_file import (
     HEADER,
     Bytes,
@@ -49,10 +53,14 @@ RETRY_S: Final = 60.0  # without writing, after the disk was full or failed
 REFRESH_S: Final = 1.0  # between two looks at what other processes have written
 EXIT_S: Final = 5.0  # for pages in the queue when the process ends
 MAX_USED: Final = 256  # prefixes whose use is not yet noted
+MAX_RECENT: Final = 64  # prefixes that the next start is told of
+MAX_RECENT_BYTES: Final = 2**21  # that these take
 PAGE: Final = ".page"
 _NEW: Final = ".new"
 _LOCK: Final = ".lock"
 _ABOUT: Final = "about.json"
+_RECENT: Final = "recent"
+_PREFIX: Final = struct.Struct("<I")  # bytes of the tenant's name, which follows, then the tokens
 _SECTOR: Final = 4096  # bytes: a file takes whole ones
 
 log = logging.getLogger("paceline")
@@ -66,6 +74,24 @@ def cache_folder(setting: str | None = None) -> Path:
 class StoredPage(NamedTuple):
     key: bytes
     tokens: tuple[int, ...]
+
+
+class Prefix(NamedTuple):
+    """The rows of a sequence that has ended."""
+
+    tenant: str
+    tokens: Sequence[int]
+
+    def packed(self) -> bytes:
+        """One that continues another begins with its bytes."""
+        tenant = self.tenant.encode("utf-8", "surrogatepass")
+        return _PREFIX.pack(len(tenant)) + tenant + array("I", self.tokens).tobytes()
+
+    @classmethod
+    def unpacked(cls, value: bytes) -> "Prefix":
+        (size,) = _PREFIX.unpack_from(value)
+        tenant, tokens = value[_PREFIX.size :][:size], value[_PREFIX.size + size :]
+        return cls(tenant.decode("utf-8", "surrogatepass"), array("I", tokens))
 
 
 class _Write(NamedTuple):
@@ -111,6 +137,7 @@ class DiskCache:
         if read_json(self._folder / _ABOUT) != about:
             write_json(self._folder / _ABOUT, about)
         self._writer = _Writer(self._files, self._folder, format, page_bytes(block))
+        self._recent = RecentFile(self._folder / _RECENT, MAX_RECENT, MAX_RECENT_BYTES)
         self._version = b""  # of the folder, when it was listed
         self._looked_at = -REFRESH_S
         self._hit_tokens = self._damaged = 0
@@ -168,16 +195,22 @@ class DiskCache:
         return pages
 
     def load(
-        self, pages: Sequence[StoredPage], read: Callable[[Sequence[PageFile]], Sequence[PageStatus]]
+        self,
+        pages: Sequence[StoredPage],
+        read: Callable[[Sequence[PageFile]], Sequence[PageStatus]],
+        counts: bool = True,
     ) -> int:
-        """Has pages of one prefix read; gives how many are whole, from the first one on."""
+        """Has pages of one prefix read; gives how many are whole, from the first one on.
+
+        counts: as hits.
+        """
         files = [
             self._format.file(_path(self._folder, key), key, len(tokens), self._page_bytes(len(tokens)))
             for key, tokens in pages
         ]
         whole = [self._usable(page, status) for page, status in zip(pages, read(files), strict=True)]
         count = whole.index(False) if False in whole else len(whole)
-        self._hit_tokens += sum(len(page.tokens) for page in pages[:count])
+        self._hit_tokens += counts * sum(len(page.tokens) for page in pages[:count])
         return count
 
     def _usable(self, page: StoredPage, status: PageStatus) -> bool:
@@ -208,6 +241,16 @@ class DiskCache:
     def used(self, keys: Sequence[bytes]) -> None:
         """Pages of one prefix, in its order: each is kept at least as long as those after it."""
         self._writer.used(keys[::-1])
+
+    def ended(self, prefix: Prefix) -> None:
+        """A sequence whose rows may be written has ended: the next start is told of it."""
+        if len(prefix.tokens) >= MIN_ROWS:
+            self._recent.note(prefix.packed())
+
+    def recent(self) -> list[Prefix]:
+        """The prefixes that ended last, in this process or earlier ones, the last one first."""
+        self._recent.flush()
+        return [Prefix.unpacked(value) for value in self._recent.read()]
 
     def flush(self, timeout: float = EXIT_S) -> bool:
         """Waits until everything offered so far is written or dropped. False: not in time."""
@@ -561,15 +604,19 @@ def stored_models(folder: Path) -> list[StoredModel]:
 def clear(folder: Path, model: str | None = None, weights: str | None = None) -> int:
     """Removes the pages of all models, of those of a name or with these weights; gives their number.
 
-    Servers that run go on.
+    Servers that run go on. What the next start is told of goes with them.
     """
     files, removed = _Files(folder, 0), 0
     if not folder.is_dir():
         return 0
     with files.changing():
-        for path in list(files.records):
-            about = read_json(Path(path).parent / _ABOUT)
-            if model in (None, about.get("model")) and weights in (None, about.get("weights")):
+        for chosen in _model_folders(folder):
+            about = read_json(chosen / _ABOUT)
+            if model not in (None, about.get("model")) or weights not in (None, about.get("weights")):
+                continue
+            with suppress(OSError):
+                (chosen / _RECENT).unlink(missing_ok=True)
+            for path in [path for path in files.records if Path(path).parent == chosen]:
                 files.remove(path)
                 removed += 1
     return removed
