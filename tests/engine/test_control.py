@@ -105,43 +105,19 @@ def test_tokens_that_the_grammar_forces_may_come_with_the_first_one() -> None:
 
 def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:
     """Every text begins with tokens that the grammar forces, and has none of them later."""
-    rate = Rate(lambda rows, context: 9 + rows)
+    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
+    run(rate, seq(), draft, 8, rounds=20)
     for text in range(12):
-        new = at_first(f"text {text}", tokens=40)
-        for forced in (True, *[False] * 30):
+        new = at_first(f"{text}")
+        for found in (draft, *[NO_DRAFT] * 20):
             rate.plan([new], 1)
-            asked = bool(rate.budget("d", new, 8, forced=8))
-            draft = sure(*[1.0] * 8) if asked and forced else NO_DRAFT
-            if asked:
-                rate.drafted("d", [Ask(new, 8)], [draft])
-            tokens = (*draft.tokens, 7)
-            us = 1000 * (10 + len(draft.tokens))
-            rounds = [
-                Round(
-                    new.id,
-                    len(new.tokens),
-                    LIST,
-                    draft,
-                    draft.tokens,
-                    tokens,
-                    8,
-                    1,
-                    1 + len(draft.tokens),
-                    0,
-                    us,
-                )
-            ]
-            rate.learn(rounds)
-            new.tokens.extend(tokens)
-        if text > 8:
-            assert rate.plan([at_first("next", tokens=40)], 1) == [8]
+            if rate.budget("d", new, 8, forced=8):
+                rate.drafted("d", [Ask(new, 8)], [found])
+            new.tokens.append(7)
         rate.end(new)
-    first = at_first("one more", tokens=40)
-    rate.plan([first], 1)
-    assert rate.budget("d", first, 8, forced=8) == 8
-    first.tokens.append(7)
-    rate.plan([first], 1)
-    assert rate.value("d", first) < 0
+    of = {route: gain(0.1) for (route, _), gain in rate.estimates.gains.items()}
+    assert of[" greedy, first"] > 4
+    assert of[" greedy"] < 1
 
 
 @pytest.mark.parametrize(("draft_us", "asked"), [(0, True), (400, True), (900, False)])
@@ -158,7 +134,7 @@ def test_a_first_token_does_not_wait_for_a_drafter_of_unknown_time() -> None:
     rate = priced(0.0)
     for s, nodes in ((at_first(), 0), (seq(), 8)):
         rate.plan([s], 40)
-        assert rate.budget("d", s, 8) == nodes
+        assert rate.budget("d", s, 8, forced=8) == nodes
 
 
 def test_nothing_is_drafted_for_a_first_token_and_all_the_more_for_the_second() -> None:

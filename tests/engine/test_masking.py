@@ -137,14 +137,24 @@ def test_masks_of_a_pass_are_computed_together(monkeypatch: pytest.MonkeyPatch) 
         return [None, *filled(asked, width)[1:]]
 
     monkeypatch.setattr(engine_module, "fill_batch", some_filled)
-    engine, seqs = an_engine(), [a_seq(f"{i}", TogetherCursor()) for i in range(3)]
+    count = engine_module.MANY_MASKS
+    engine, seqs = an_engine(), [a_seq(f"{i}", TogetherCursor()) for i in range(count)]
     seqs.append(a_seq("alone", ToyCursor(pattern)))
     for seq in seqs:
         engine.submit(seq)
     run(engine)
     assert all(seq.output == expected_output() for seq in seqs)
     assert sizes
-    assert set(sizes) == {3}
+    assert set(sizes) == {count}
+
+
+def test_few_masks_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "fill_batch", lambda asked, width: pytest.fail("together"))
+    engine, seqs = an_engine(), [a_seq(f"{i}", TogetherCursor()) for i in range(engine_module.MANY_MASKS - 1)]
+    for seq in seqs:
+        engine.submit(seq)
+    run(engine)
+    assert all(seq.output == expected_output() for seq in seqs)
 
 
 def test_a_mask_that_is_slow_among_others_delays_only_itself(
@@ -152,6 +162,7 @@ def test_a_mask_that_is_slow_among_others_delays_only_itself(
 ) -> None:
     """Those with it are computed by themselves, and so are all until it has ended."""
     monkeypatch.setattr(masking, "LATE_S", 0.002)
+    monkeypatch.setattr(engine_module, "MANY_MASKS", 1)
     ended, calls = threading.Event(), list[int]()
 
     def slow_filled(asked: Sequence[tuple[ToyCursor, Sequence[int]]], width: int) -> list[Masks | None]:

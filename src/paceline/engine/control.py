@@ -262,6 +262,7 @@ class Rate(Controller, DraftPolicy):
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
+            forced = forced if time is not None and time.known else 0
             nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time)))
             if not nodes:
                 return 0
