@@ -112,7 +112,8 @@ public:
         Ints first = to_ints(in_range(a * inverse)), last = to_ints(in_range(b * inverse));
         store_signed_bytes(codes_.get() + at * kGroup, first);
         store_signed_bytes(codes_.get() + at * kGroup + 16, last);
-        int s0 = sum(first), s1 = sum(last);
+        int s0, s1;
+        sum_both(first, last, s0, s1);
         scale_.get()[at] = scale;
         total_.get()[at] = scale * (float)(s0 + s1);
         int32_t* negative = negative_.get() + start * 3 + (size_t)g * 3 * strip.rows + (row - strip.first);

@@ -54,10 +54,10 @@ PL_INLINE void store_codes(const float* x, int size, float scale, int16_t* codes
 }
 
 // Scores of B queries with the keys of U sub-blocks, but for the scale of the query. q: [B][head_dim];
-// scores: [B][kChunk]. later: what is prefetched meanwhile.
+// scores: [B][kChunk]. tops: [B][kLanes], the highest of each lane so far. later: what is prefetched meanwhile.
 template <int B, int U>
 void score_keys(const HeadCache& cache, const int16_t* const* keys, const int16_t* const* later, const int16_t* q,
-                float* scores) {
+                float* scores, float* tops) {
     const int size = cache.head_dim;
     Ints a[B][U];
     _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
@@ -73,17 +73,24 @@ void score_keys(const HeadCache& cache, const int16_t* const* keys, const int16_
             _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = dot(a[b][u], key[u], query);
         }
     }
+    Floats top[B];
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) top[b] = load(tops + b * kLanes);
     _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) {
         const Floats scale = load(cache.scales_of(keys[u]));
-        _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
-            store(scores + b * kChunk + u * kSubBlock, to_floats(a[b][u]) * scale);
+        _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
+            const Floats score = to_floats(a[b][u]) * scale;
+            store(scores + b * kChunk + u * kSubBlock, score);
+            top[b] = max(top[b], score);
+        }
     }
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) store(tops + b * kLanes, top[b]);
 }
 
 // Queries of one KV head, and the memory to work in.
 struct QueryTile {
     const int count;                   // up to kTileQueries
     float* const scores;               // [count][kChunk]
+    float* const tops;                 // [count][kLanes]: the highest score of each lane
     int16_t* const weights;            // [count][kChunk]
     int16_t* const codes;              // [count][head_dim]
     float scale[kTileQueries];         // of the codes, with that of attention, for powers of two
@@ -93,11 +100,12 @@ struct QueryTile {
     Partial* partial[kTileQueries];
     float* sums[kTileQueries];         // head_dim each
 
-    static size_t floats(int head_dim) { return (size_t)kTileQueries * (kChunk + kChunk / 2 + head_dim / 2); }
+    static size_t floats(int head_dim) { return (size_t)kTileQueries * (kChunk + kLanes + kChunk / 2 + head_dim / 2); }
     QueryTile(int queries, float* memory)
         : count(queries),
           scores(memory),
-          weights(reinterpret_cast<int16_t*>(memory + kTileQueries * kChunk)),
+          tops(scores + kTileQueries * kChunk),
+          weights(reinterpret_cast<int16_t*>(tops + kTileQueries * kLanes)),
           codes(weights + kTileQueries * kChunk) {}
 };
 
@@ -119,28 +127,24 @@ PL_INLINE Floats where_seen(int t, int hidden, int visible, Floats x, Floats ins
     return first_lanes(hidden - t, instead, first_lanes(visible - t, x, instead));
 }
 
-// Scores of Q queries to softmax weights, times the scales of their values. One query would wait for its exponentials and
-// reductions; side by side they hide behind one another. masked: some query does not see all of the chunk's `padded`
-// keys, a multiple of 16. first: the chunk's first sub-block.
+// What sixteen queries gather from a chunk, lane by lane: see Softened.
+struct Gathered {
+    alignas(64) float total[kLanes * kLanes], whole[kLanes * kLanes], peak[kLanes * kLanes];
+};
+
+// Scores of Q queries to softmax weights, times the scales of their values. One query would wait for its exponentials;
+// side by side they hide behind one another. masked: some query does not see all of the chunk's `padded` keys, a
+// multiple of 16. first: the chunk's first sub-block.
 template <int Q, bool masked>
-void soften(const HeadCache& cache, int first, const QueryTile& tile, int query, int padded, Softened& out) {
+void soften(const HeadCache& cache, int first, const QueryTile& tile, int query, int padded, const Softened& softened,
+            Gathered& out) {
     float* const scores = tile.scores + query * kChunk;
     const int *hidden = tile.hidden + query, *visible = tile.visible + query;
-    Floats tops[Q], by[Q], below[Q], total[Q], whole[Q], peak[Q];
+    Floats by[Q], below[Q], total[Q], whole[Q], peak[Q];
     PL_QUERIES {
-        tops[q] = all(kHidden);
         by[q] = all(tile.cap > 0 ? 1.0f : tile.scale[query + q]);
+        below[q] = all(-softened.top[query + q]);
         total[q] = whole[q] = peak[q] = zeros();
-    }
-    for (int t = 0; t < padded; t += kLanes)
-        PL_QUERIES {
-            Floats s = load(scores + q * kChunk + t);
-            if (masked) s = where_seen(t, hidden[q], visible[q], s, all(kHidden));
-            tops[q] = max(tops[q], s);
-        }
-    PL_QUERIES {
-        out.top[query + q] = highest(tops[q]) * (tile.cap > 0 ? 1.0f : tile.scale[query + q]);
-        below[q] = all(-out.top[query + q]);
     }
     for (int t = 0; t < padded; t += kLanes) {
         const Floats scale = load(cache.scales_of(cache.values_of(first + t / kSubBlock)));
@@ -155,10 +159,20 @@ void soften(const HeadCache& cache, int first, const QueryTile& tile, int query,
         }
     }
     PL_QUERIES {
-        out.total[query + q] = sum(total[q]);
-        out.whole[query + q] = sum(whole[q]);
-        out.peak[query + q] = highest(peak[q]);
+        const int row = (query + q) % kLanes * kLanes;
+        store(out.total + row, total[q]);
+        store(out.whole + row, whole[q]);
+        store(out.peak + row, peak[q]);
     }
+}
+
+// The highest scores of one query's lanes, of the keys that it sees.
+PL_INLINE void find_tops(const QueryTile& tile, int query, int padded) {
+    const float* scores = tile.scores + query * kChunk;
+    Floats tops = all(kHidden);
+    for (int t = 0; t < padded; t += kLanes)
+        tops = max(tops, where_seen(t, tile.hidden[query], tile.visible[query], load(scores + t), all(kHidden)));
+    store(tile.tops + query * kLanes, tops);
 }
 
 // Scores of one query, capped; its scale is in them afterwards.
@@ -188,19 +202,26 @@ void store_weights(const QueryTile& tile, const Softened& softened, int query, i
 
 // Scores of all queries to codes of weights, sixteen at a time: so many stay in the first level of cache.
 inline void soften_all(const HeadCache& cache, int first, const QueryTile& tile, int padded, Softened& softened) {
+    Gathered gathered;
     for (int begin = 0, side; begin < tile.count; begin += kLanes) {
         const int end = std::min(begin + kLanes, tile.count);
+        bool masked = false;
+        for (int q = begin; q < end; ++q) masked |= tile.hidden[q] > 0 || tile.visible[q] < padded;
+        for (int q = begin; q < end; ++q) {
+            if (tile.cap > 0) cap_scores(tile, q, padded);
+            if (tile.cap > 0 || masked) find_tops(tile, q, padded);
+        }
+        const Floats tops = row_peaks(tile.tops + begin * kLanes);
+        store(softened.top + begin, tile.cap > 0 ? tops : tops * load(tile.scale + begin));
         for (int i = begin; i < end; i += side) {
             side = i + kWide <= end ? kWide : 1;
-            bool masked = false;
-            for (int q = i; q < i + side; ++q) {
-                masked |= tile.hidden[q] > 0 || tile.visible[q] < padded;
-                if (tile.cap > 0) cap_scores(tile, q, padded);
-            }
             const auto softens = side == 1 ? masked ? soften<1, true> : soften<1, false>
                                            : masked ? soften<kWide, true> : soften<kWide, false>;
-            softens(cache, first, tile, i, padded, softened);
+            softens(cache, first, tile, i, padded, softened, gathered);
         }
+        store(softened.total + begin, row_sums(gathered.total));
+        store(softened.whole + begin, row_sums(gathered.whole));
+        store(softened.peak + begin, row_peaks(gathered.peak));
         set_units(softened, begin);
         for (int i = begin; i < end; i += side) {
             side = i + kWide <= end ? kWide : 1;
@@ -268,7 +289,7 @@ void weigh_values(const HeadCache& cache, const int16_t* const* later, int sub, 
         }
 }
 
-using ScoreKeys = void (*)(const HeadCache&, const int16_t* const*, const int16_t* const*, const int16_t*, float*);
+using ScoreKeys = void (*)(const HeadCache&, const int16_t* const*, const int16_t* const*, const int16_t*, float*, float*);
 using WeighValues = void (*)(const HeadCache&, const int16_t* const*, int, int, const int16_t*, int, const Softened&, int,
                              bool, float* const*);
 
@@ -291,6 +312,7 @@ inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chu
     const int keys = *std::max_element(tile.visible, tile.visible + tile.count), size = cache.head_dim;
     const int subs = (keys + kSubBlock - 1) / kSubBlock, first = chunk * (kChunk / kSubBlock);
     const int16_t *now[kWide], *later[kChunk / kSubBlock];
+    for (int i = 0; i < tile.count; ++i) store(tile.tops + i * kLanes, all(kHidden));
     for (int s = 0, wide; s < subs; s += wide) {
         wide = s + kWide <= subs ? kWide : 1;
         for (int u = 0; u < wide; ++u) {
@@ -300,7 +322,8 @@ inline void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chu
         for (int z = 0; z < tile.count; z += kQueryBlock) {
             const int queries = std::min(kQueryBlock, tile.count - z);
             const ScoreKeys score = wide == kWide ? score_with<kWide>(queries, each) : score_with<1>(queries, each);
-            score(cache, now, z ? now : later, tile.codes + z * size, tile.scores + z * kChunk + s * kSubBlock);
+            score(cache, now, z ? now : later, tile.codes + z * size, tile.scores + z * kChunk + s * kSubBlock,
+                  tile.tops + z * kLanes);
         }
     }
     Softened softened;

@@ -68,6 +68,26 @@ PL_INLINE void prefetch_early(const void* address) { __builtin_prefetch(address,
 
 namespace PACELINE_PATH {
 
+#if !defined(PACELINE_FOLDS)
+// Lane i: the sum of row i, of sixteen.
+PL_INLINE Floats row_sums(const float* rows) {
+    alignas(64) float sums[kLanes];
+    for (int i = 0; i < kLanes; ++i) sums[i] = sum(load(rows + i * kLanes));
+    return load(sums);
+}
+// The highest number of each.
+PL_INLINE Floats row_peaks(const float* rows) {
+    alignas(64) float peaks[kLanes];
+    for (int i = 0; i < kLanes; ++i) peaks[i] = highest(load(rows + i * kLanes));
+    return load(peaks);
+}
+// The sums of both.
+PL_INLINE void sum_both(Ints a, Ints b, int& first, int& second) {
+    first = sum(a);
+    second = sum(b);
+}
+#endif
+
 // A float added to this one, 1.5 * 2 ** 23, is rounded to an integer, ties to even, which its lowest bits then hold.
 // `times_power_of_two` takes it from there. The results below are normal floats: at the smallest power the factor is at
 // least 1, so adding to its exponent multiplies it.

@@ -61,7 +61,14 @@ PL_INLINE Floats load_signed_bytes(const int8_t* p) {
 PL_INLINE void store_signed_bytes(int8_t* p, Ints a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
 }
-PL_INLINE int sum(Ints a) { return _mm512_reduce_add_epi32(a.v); }
+PL_INLINE void sum_both(Ints a, Ints b, int& first, int& second) {
+    const __m512i four = _mm512_add_epi32(_mm512_shuffle_i32x4(a.v, b.v, 0x44), _mm512_shuffle_i32x4(a.v, b.v, 0xee));
+    const __m512i two = _mm512_add_epi32(four, _mm512_shuffle_epi32(four, _MM_PERM_BADC));
+    const __m512i one = _mm512_add_epi32(two, _mm512_shuffle_epi32(two, _MM_PERM_CDAB));
+    const __m512i each = _mm512_add_epi32(one, _mm512_shuffle_i32x4(one, one, 0xb1));
+    first = _mm_cvtsi128_si32(_mm512_castsi512_si128(each));
+    second = _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(each, 2));
+}
 PL_INLINE float sum(Floats a) {
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -69,6 +76,28 @@ PL_INLINE float sum(Floats a) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 PL_INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a.v); }
+
+#define PACELINE_FOLDS  // several vectors are folded at once
+// Lane i: row i's lanes joined, as `sum` and `highest` join them. Each step joins two vectors into one of both.
+template <__m512 (*join)(__m512, __m512)>
+PL_INLINE Floats fold_rows(const float* rows) {
+    __m512 quad[4];  // of rows i, i + 4, i + 8 and i + 12: a lane of 128 bits each
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
+        __m512 pair[2];
+        _Pragma("GCC unroll 2") for (int p = 0; p < 2; ++p) {
+            const __m512 a = load(rows + (i + 8 * p) * kLanes).v, b = load(rows + (i + 8 * p + 4) * kLanes).v;
+            pair[p] = join(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        }
+        quad[i] = join(_mm512_shuffle_f32x4(pair[0], pair[1], 0x88), _mm512_shuffle_f32x4(pair[0], pair[1], 0xdd));
+    }
+    const __m512 first = join(_mm512_shuffle_ps(quad[0], quad[1], 0x44), _mm512_shuffle_ps(quad[0], quad[1], 0xee));
+    const __m512 last = join(_mm512_shuffle_ps(quad[2], quad[3], 0x44), _mm512_shuffle_ps(quad[2], quad[3], 0xee));
+    return {join(_mm512_shuffle_ps(first, last, 0x88), _mm512_shuffle_ps(first, last, 0xdd))};
+}
+PL_INLINE __m512 add_lanes(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+PL_INLINE __m512 higher_lanes(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+PL_INLINE Floats row_sums(const float* rows) { return fold_rows<add_lanes>(rows); }
+PL_INLINE Floats row_peaks(const float* rows) { return fold_rows<higher_lanes>(rows); }
 
 template <int bits>
 PL_INLINE Ints all_shifted(int32_t x) {
