@@ -219,6 +219,9 @@ def test_a_stream_keeps_its_model(toy: LLM) -> None:
         return await stream.read()
 
     assert during(ask()).output_tokens == 4
+    gc.collect()
+    if (thread := toy.thread) is not None:  # it ends by itself, and other tests use the model
+        thread._thread.join(LIMIT_S)
 
 
 def test_errors_come_to_whoever_asked(toy: LLM) -> None:

@@ -591,16 +591,16 @@ class _RowsOnHost:
     """The output of a pass: the tokens that the target chose, or logits to choose them from."""
 
     def __init__(self, scores: Scores) -> None:
-        self._tokens = tokens = list(scores.tokens)
-        chosen = len(tokens) > 0 and min(tokens) >= 0
-        self._logits: Floats | None = None if chosen else scores.logits.numpy(force=True)
+        self._tokens, self._logits = list(scores.tokens), scores.logits
+        if not self._tokens:
+            self._logits = self._logits.cpu()
 
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
-        tokens = self._tokens[first : first + 1 + len(s.draft)]
+        end = first + 1 + len(s.draft)
+        tokens = self._tokens[first:end]
         if tokens and min(tokens) >= 0:
             return verify_choices(s.draft, tokens, s.masks), ()
-        assert self._logits is not None
-        rows = self._logits[first:]
+        rows: Floats = self._logits[first:end].numpy(force=True)  # of this sequence alone: logits are large
         verdict = verify(s.seq, s.draft, rows, s.masks)
         return verdict, logprobs(s.seq, verdict, s.draft, rows)
 

@@ -12,6 +12,7 @@ from paceline.target.cuda.batch import (
     chain_pass,
     feed_rows,
     pass_groups,
+    passes,
 )
 from paceline.types import Draft, Sampler
 
@@ -52,6 +53,28 @@ def test_what_is_no_chain_or_needs_two_passes_is_left_to_the_others() -> None:
     assert feed(Draft((1, 2))) is not None
     assert feed(Draft((1, 2), (-1, -1))) is None
     assert feed(Draft(tuple(range(MAX_ROWS)))) is None
+
+
+def test_a_draft_with_masks_is_chosen_in_one_group() -> None:
+    """A cut one would have its logits copied to the host; others are cut, and fill every group."""
+
+    def groups(sampler: Sampler, count: int, drafted: int) -> list[PassRows]:
+        feeds = [
+            feed_rows(f"{i}", [1], Draft(tuple(range(drafted))), 0, _slots, SpareSlots(0, 0), 0, sampler)
+            for i in range(count)
+        ]
+        return list(passes(feeds, 8192))
+
+    masked = groups(replace(SAMPLER, masks=lambda: [None]), 16, 6)
+    assert [len(rows.tokens) for rows in masked] == [63, 49]
+    assert all(rows.all_chosen for rows in masked)
+    assert [len(rows.tokens) for rows in groups(SAMPLER, 16, 6)] == [MAX_ROWS, 112 - MAX_ROWS]
+    long = groups(replace(SAMPLER, masks=lambda: [None]), 1, MAX_ROWS)
+    assert [len(rows.tokens) for rows in long] == [MAX_ROWS, 1]
+
+
+def _slots(first: int, end: int) -> list[int]:
+    return list(range(first, end))
 
 
 def test_groups_of_rows_grow_with_the_batch() -> None:

@@ -240,14 +240,27 @@ def chain_pass(feed: FeedRows, max_parts: int) -> PassRows | None:
     return rows
 
 
+def _is_whole(feed: FeedRows) -> bool:
+    """True for a draft that may not be cut: the kernels choose its tokens and need all of it."""
+    sampler = feed.sampler
+    return sampler is not None and sampler.sees_draft and len(feed) <= MAX_ROWS
+
+
 def passes(feeds: Sequence[FeedRows], max_parts: int) -> Iterator[PassRows]:
-    """Fills group after group. A feed that is cut goes on in the next one and finds its rows in the cache."""
+    """Fills group after group. A feed that is cut goes on in the next one and finds its rows in the cache.
+
+    Those whose tokens depend on their drafts are cut only if they need more than one: the tokens of a cut one
+    would have to be chosen on the host.
+    """
     if len(feeds) == 1 and (alone := chain_pass(feeds[0], max_parts)) is not None:
         yield alone
         return
     current = PassRows()
     for feed in feeds:
         first = 0
+        if current.tokens and _is_whole(feed) and current.room(feed, 0, max_parts) < len(feed):
+            yield current
+            current = PassRows()
         while first < len(feed):
             count = current.room(feed, first, max_parts)
             if count:
