@@ -92,15 +92,18 @@ def test_first_tokens_of_one_pass_share_what_they_wait_for() -> None:
     assert rate.trim(new, [draft, draft], 200) == [2, 2]
 
 
-def test_tokens_that_the_grammar_forces_may_come_with_the_first_one() -> None:
-    """The first one that it leaves open then comes a pass earlier. What follows them waits."""
+@pytest.mark.parametrize(("prompt", "others", "forced"), [(40, 0, 5), (200, 4, 6)])
+def test_tokens_that_the_grammar_forces_may_come_with_the_first_one(
+    prompt: int, others: int, forced: int
+) -> None:
+    """As many as delay it by 5 ms or 5 %, where a row takes 1 ms. What is not forced waits, as ever."""
     rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 6, 0.99, 0.99)
     run(rate, seq(), draft, 8, rounds=20)
-    new = at_first(tokens=40)
-    rate.plan([new], 40)
-    assert rate.budget("d", new, 8) == 0
-    assert rate.budget("d", new, 8, forced=6) == 6
-    assert rate.trim([new], [draft], 40) == [6]
+    new = at_first(tokens=prompt)
+    rate.plan([new], prompt)
+    assert rate.budget("d", new, 8) == others
+    assert rate.budget("d", new, 8, forced=6) == forced
+    assert rate.trim([new], [draft], prompt) == [forced]
 
 
 def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:

@@ -10,7 +10,8 @@ A bank of saved time bounds the loss where estimates are wrong (see Bank).
 
 Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
 no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. Tokens that
-the grammar forces may: they tell nobody anything, and the first token after them comes a pass earlier.
+the grammar forces may delay it by FORCED_DELAY or FORCED_DELAY_US: the first one alone says nothing, and what
+follows them comes a pass earlier.
 """
 
 from bisect import bisect_right
@@ -60,6 +61,8 @@ SPEED_DECAY: Final = 0.97  # weight of earlier passes in the speed-up
 NOTICEABLE: Final = 0.01  # tokens: a lower price of drafting one more node does not limit a draft
 SPARE: Final = 0.03  # tokens of time for drafting nodes beyond those that are expected to pay
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
+FORCED_DELAY: Final = 0.05  # the same where the grammar forces them,
+FORCED_DELAY_US: Final = 5000  # or microseconds, which nobody notices
 FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
@@ -160,8 +163,9 @@ class Rate(Controller, DraftPolicy):
         # few for one ask, where passes are short.
         self._unspent: dict[tuple[str, str], float] = {}
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
-        # Microseconds by which a sequence's draft may delay its first token, and those that each node adds.
-        self._first_us, self._first_rows_us = 0.0, list[float]()
+        # Microseconds by which a sequence's draft may delay its first token, the same for one that the grammar
+        # forces, and those that each node adds.
+        self._first_us, self._forced_us, self._first_rows_us = 0.0, 0.0, list[float]()
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._reads: dict[str, ReadShare] = {}  # by drafter
@@ -196,6 +200,7 @@ class Rate(Controller, DraftPolicy):
         self._row_price = self._us_price * (cost(rows + ROWS_AHEAD, context) - rows_us) / ROWS_AHEAD
         if first:
             self._first_us = FIRST_DELAY * rows_us / first
+            self._forced_us = max(FORCED_DELAY * rows_us, FORCED_DELAY_US) / first
             us = cost.curve(rows, MAX_NODES + 1, context)
             self._first_rows_us = list(accumulate([after - rows_us for after in us[1:]], max))
         return budgets
@@ -262,7 +267,7 @@ class Rate(Controller, DraftPolicy):
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            forced = forced if time is not None and time.known else 0
+            forced = min(forced, self._forced_nodes()) if time is not None and time.known else 0
             nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time)))
             if not nodes:
                 return 0
@@ -295,6 +300,10 @@ class Rate(Controller, DraftPolicy):
         if start is not None and drafter not in text.begun:
             left -= start.us
         return bisect_right(self._first_rows_us, left) if left > 0 else 0
+
+    def _forced_nodes(self) -> int:
+        """How many nodes that the grammar forces may be verified with a first token."""
+        return bisect_right(self._first_rows_us, self._forced_us)
 
     def value(self, drafter: str, seq: Seq, reach: float = 1.0, gain: float = 0.0) -> float:
         return self._value(self._text(seq), drafter, reach, gain)
@@ -494,7 +503,7 @@ class Rate(Controller, DraftPolicy):
                     likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
                     if len(seq.tokens) == seq.prompt_len:
                         fit = bisect_right(self._first_rows_us, self._first_us)
-                        likely = likely[: max(_forced(draft), fit)]
+                        likely = likely[: max(min(_forced(draft), self._forced_nodes()), fit)]
                     chances[i] = likely
         if not chances:
             return lengths
