@@ -163,8 +163,8 @@ class Rate(Controller, DraftPolicy):
         # few for one ask, where passes are short.
         self._unspent: dict[tuple[str, str], float] = {}
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
-        # Microseconds by which a sequence's draft may delay its first token, the same for one that the grammar
-        # forces, and those that each node adds.
+        # Microseconds by which a sequence's draft may delay its first token, by which one that the grammar
+        # forces may, and those that each node adds.
         self._first_us, self._forced_us, self._first_rows_us = 0.0, 0.0, list[float]()
         self._untimed: set[str] = set()  # whose time is not known before this pass
         self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
