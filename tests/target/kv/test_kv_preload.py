@@ -153,7 +153,7 @@ def test_a_request_may_come_after_every_page(folder: Path) -> None:
     while load.step():
         found.append(request(cache, [*text(64), 1], tenant="live", writes=False)[0])
         found.append(request(cache, [*text(140), 1, len(found)], writes=False)[0])
-    assert len(found) > 20
+    assert len(found) > 10
     assert found[1] == 0
     assert found[3] >= 140
     assert request(cache, text(200)) == (199, 0)
