@@ -21,7 +21,7 @@ from typing import Final
 from paceline.atomic import write_bytes
 
 MAGIC: Final = b"paceline recent values 1"
-DELAY_S: Final = 1.0  # from a change until the file is written
+DELAY_S: Final = 30.0  # from a change until the file is written, unless the process ends before
 _SIZE: Final = struct.Struct("<I")
 _DIGEST: Final = 32
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -461,6 +461,21 @@ def test_written_calls_that_wait_for_their_turn_do_not_begin_once_they_are_dropp
         assert ran == [1, 3]
 
 
+def test_a_call_that_is_needed_now_does_not_wait_for_its_turn() -> None:
+    """The caller runs it: those before it may be of an answer that was dropped."""
+    release = threading.Event()
+
+    def get(n: int) -> int:
+        assert n == 2 or release.wait(WAIT_S)
+        return n
+
+    with Prefetch({"get": get}, safe=["get"], max_running=1) as prefetch:
+        list(prefetch.watch([item("get", '{"n": 1}')]))
+        list(prefetch.watch([item("get", '{"n": 2}')]))
+        assert prefetch.run("get", {"n": 2}) == 2
+        release.set()
+
+
 def test_written_calls_run_side_by_side_in_asyncio_too() -> None:
     running: list[int] = []
     most = 0

@@ -105,6 +105,15 @@ def test_tokens_that_the_grammar_forces_may_come_with_the_first_one(prompt: int,
     assert rate.trim([new], [many], prompt) == [pytest.approx(forced, abs=1)]
 
 
+def test_the_time_of_drafting_counts_where_forced_tokens_delay_a_first_one() -> None:
+    rate = Rate(lambda rows, context: 9 + rows)
+    run(rate, seq(), sure(*[1.0] * 8), 8, rounds=20, draft_us=500)
+    rate.estimates.real_us = rate.estimates.plain_us
+    new = at_first()
+    rate.plan([new], 40)
+    assert rate.budget("d", new, 100, forced=60) == pytest.approx(45, abs=1)
+
+
 def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:
     """Every text begins with tokens that the grammar forces, and has none of them later."""
     rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)

@@ -277,6 +277,9 @@ class Prefetch(_Plan):
         with self._lock:
             self._drop(self._old(self._ahead))
             begun = self._ahead.pop(call.key, None)
+            if begun is not None and begun.running.cancel():  # it still waits for others
+                self._busy -= begun.predicted
+                begun = None
         if begun is not None:
             try:
                 result = begun.running.result()

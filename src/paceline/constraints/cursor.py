@@ -106,6 +106,7 @@ class GrammarCursor(Cursor):
         self._behind = False  # the matcher has not consumed all tokens, and cannot go on
         self._deferred: tuple[int, ...] = ()  # tokens that the matcher has yet to consume
         self._slow = False
+        self._alone = False  # the masks of others are computed without the next one
         self._mask: Bits | None = None  # at this position; only where masks are slow
         self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
@@ -137,15 +138,15 @@ class GrammarCursor(Cursor):
         return hints
 
     def matcher_copy(self) -> MatcherCopy | None:
-        if self.finished or self._slow or not self._current:
+        if self.finished or self._slow or self._alone or not self._current:
             return None
         grammar = self._grammar
         vocab = grammar.tokenizer.vocab_size
         return MatcherCopy(self._matcher.deep_copy(), grammar.eos, vocab, self._was_slow, self._failed)
 
     def _was_slow(self, seconds: float) -> None:
-        """The next mask is timed by itself."""
-        self._slow = True
+        """The next mask is timed by itself: which one of several was slow is not known."""
+        self._alone = True
         self._grammar.took(seconds)
 
     def _failed(self) -> None:
@@ -158,7 +159,7 @@ class GrammarCursor(Cursor):
         self.settle()
         self._query(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
         known = self._mask is not None  # the matcher has it too, and so was quick
-        self._slow = known or perf_counter() - started > DEFER_S
+        self._slow, self._alone = known or perf_counter() - started > DEFER_S, False
         self._mask = row.copy() if self._slow else None
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
@@ -224,7 +225,7 @@ class GrammarCursor(Cursor):
             return True
         if not self._slow and self._current:
             recovers, self._recovers = self._recovers, False
-            accepted = self.advance(token)
+            accepted = self._consume_along([token]) == 1
             self._recovers = recovers
             if accepted or self._current:
                 return accepted

@@ -243,8 +243,13 @@ class DrafterList(Drafter):
             except Exception as problem:
                 self._log_failure(drafter, "the request continues", problem)
 
-    def idle(self) -> None:
+    def idle(self, done: set[str] | None = None) -> None:
+        """done: members of other lists that have had their time in this pass; those of this one are added."""
         for drafter in self._idling:
+            if done is not None:
+                if drafter.name in done:
+                    continue
+                done.add(drafter.name)
             try:
                 drafter.idle()
             except Exception as problem:

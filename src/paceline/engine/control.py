@@ -23,6 +23,7 @@ from typing import Final
 
 from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine.estimates import (
+    FIRST,
     MAX_OUTLIER,
     Acceptance,
     CostCurve,
@@ -63,7 +64,6 @@ SPARE: Final = 0.03  # tokens of time for drafting nodes beyond those that are e
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
 FORCED_DELAY: Final = 0.05  # the same where the grammar forces them,
 FORCED_DELAY_US: Final = 5000  # or microseconds, which nobody notices
-FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
 MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
@@ -210,6 +210,7 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._texts.get(seq.id) or self._text(seq)
+        text.asked = False
         if text.idle and spec.adaptive:
             text.idle -= 1
             text.idled += 1
@@ -217,7 +218,7 @@ class Rate(Controller, DraftPolicy):
         text.considered = text.idled > 0
         if text.considered:
             self._learn_idle(text)
-        text.scored, text.wait, text.asked = NO_DRAFT, MAX_IDLE, False
+        text.scored, text.wait = NO_DRAFT, MAX_IDLE
         if text.opened_by:
             text.gains.pop(text.opened_by, None)
             text.opened_by = ""
@@ -267,8 +268,8 @@ class Rate(Controller, DraftPolicy):
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            forced = min(forced, self._forced_nodes()) if time is not None and time.known else 0
-            nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time)))
+            forced = min(forced, self._first_nodes(text, drafter, time, self._forced_us))
+            nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time, self._first_us)))
             if not nodes:
                 return 0
             if forced and not text.opened_by:
@@ -292,18 +293,14 @@ class Rate(Controller, DraftPolicy):
             return nodes if may_cut else min(nodes, PROBE_NODES)
         return 0
 
-    def _first_nodes(self, text: _Text, drafter: str, time: DraftTime | None) -> int:
-        """Of a draft that delays a first token by no more than it may, the time of drafting included."""
+    def _first_nodes(self, text: _Text, drafter: str, time: DraftTime | None, us: float) -> int:
+        """Of a draft that delays a first token by no more than that, the time of drafting included."""
         if time is None or not time.known:
             return 0
-        left, start = self._first_us - self._own_us(text) - time.draft_us, self._start_us.get(drafter)
+        left, start = us - self._own_us(text) - time.draft_us, self._start_us.get(drafter)
         if start is not None and drafter not in text.begun:
             left -= start.us
         return bisect_right(self._first_rows_us, left) if left > 0 else 0
-
-    def _forced_nodes(self) -> int:
-        """How many nodes that the grammar forces may be verified with a first token."""
-        return bisect_right(self._first_rows_us, self._forced_us)
 
     def value(self, drafter: str, seq: Seq, reach: float = 1.0, gain: float = 0.0) -> float:
         return self._value(self._text(seq), drafter, reach, gain)
@@ -503,7 +500,8 @@ class Rate(Controller, DraftPolicy):
                     likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
                     if len(seq.tokens) == seq.prompt_len:
                         fit = bisect_right(self._first_rows_us, self._first_us)
-                        likely = likely[: max(min(_forced(draft), self._forced_nodes()), fit)]
+                        forced_fit = bisect_right(self._first_rows_us, self._forced_us)
+                        likely = likely[: max(min(_forced(draft), forced_fit), fit)]
                     chances[i] = likely
         if not chances:
             return lengths

@@ -61,9 +61,10 @@ class Drafting:
 
     def prepare(self, scheduled: Sequence[Scheduled]) -> None:
         """While a pass runs beside the engine: what drafters have put off, and prompts that are in it."""
+        done: set[str] = set()
         for names in self._running:
             if (drafters := self._lists.get(names)) is not None:
-                drafters.idle()
+                drafters.idle(done)
         for s in scheduled:
             if len(s.seq.tokens) == s.seq.prompt_len and s.seq.spec.max_draft:
                 self.drafter(s.seq).prepare(s.seq)

@@ -431,6 +431,8 @@ class Engine:
 
     def _masks_together(self, masked: Sequence[Scheduled]) -> Callable[[], list[Masks | None]] | None:
         """Those of chains of tokens, in native calls; the copies are made now. None: there are too few."""
+        if len(masked) < MANY_MASKS:
+            return None
         chains = {
             s.seq.id: (copy, s.draft.tokens)
             for s in masked
@@ -441,12 +443,14 @@ class Engine:
         if len(chains) < MANY_MASKS:
             return None
 
+        parts = [(s.seq, s.draft) for s in masked]  # a full cache drops drafts meanwhile
+
         def together() -> list[Masks | None]:
             filled = fill_batch(list(chains.values()), words(self.target.vocab_size))
             of = dict(zip(chains, filled, strict=True))
             return [
-                None if (found := of.get(s.seq.id)) is None else self._without_ends(s.seq, s.draft, found)
-                for s in masked
+                None if (found := of.get(seq.id)) is None else self._without_ends(seq, draft, found)
+                for seq, draft in parts
             ]
 
         return together

@@ -45,6 +45,8 @@ CHANCES: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges of the bin
 FIRST_CHANCES: Final = (0.6, 0.4, 0.25, 0.15)  # of the nodes of a draft, before any evidence
 MIN_MADE: Final = 0.01  # drafts: what those with nodes count for at least, however many without follow
 
+FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
+
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 State = list[float]  # an estimate as numbers, for a file
 MAX_OBSERVED: Final = 1 / (1 - DECAY)  # the sum of the weights of all observations, at most

@@ -54,6 +54,7 @@ class _Batch:
     jobs: Sequence[_Job]
     together: Together | None = None
     running: bool = False  # the masks that are computed together
+    renewed: bool = False  # the time that masks have after the pass
     futures: "list[Future[Masks]]" = field(init=False)  # those of a job that begins anew are others
 
     def __post_init__(self) -> None:
@@ -101,8 +102,11 @@ class Masking:
     def _in_time(self, job: _Job) -> bool:
         if self._wait(job):
             return True
-        if self._batch.running and job.future in self._batch.futures:
-            self._start_anew(self._jobs.values())
+        batch = self._batch
+        if job.future in batch.futures and not batch.renewed:  # those that it leaves out come after it
+            batch.renewed = True
+            if batch.running:
+                self._start_anew(self._jobs.values())
             self._deadline = monotonic() + LATE_S
         return self._wait(job)
 
@@ -127,6 +131,8 @@ class Masking:
         self._jobs.clear()
         self._ended.clear()
         self._deadline = None
+        if not self._batch.running:
+            self._batch = _Batch(())
 
     def _hold(self, seq_id: str, job: _Job) -> None:
         """The late one keeps its thread; those behind it get another."""

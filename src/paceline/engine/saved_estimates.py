@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.atomic import locked, write_bytes
-from paceline.engine.estimates import Acceptance, DraftTime, Estimates, Gain, StartTime
+from paceline.engine.estimates import FIRST, Acceptance, DraftTime, Estimates, Gain, StartTime
 from paceline.paths import home
 from paceline.types import Drafter
 
@@ -111,7 +111,8 @@ def _drafter_table(known: Estimates, name: str, fingerprint: str) -> Table:
     routes = [route for route, drafter in known.acceptance if drafter == name]
     routes += [route for route, drafter in known.gains if drafter == name and route not in set(routes)]
     table: Table = {"fingerprint": fingerprint, "routes": {}}
-    for route in routes[-MAX_ROUTES:]:
+    kept = set(list(dict.fromkeys(route.removesuffix(FIRST) for route in routes))[-MAX_ROUTES:])
+    for route in [route for route in routes if route.removesuffix(FIRST) in kept]:
         acceptance, gain = known.acceptance.get((route, name)), known.gains.get((route, name))
         table["routes"][route] = {
             "acceptance": acceptance.state() if acceptance else None,

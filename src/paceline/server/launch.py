@@ -274,7 +274,7 @@ class _ModelLoader:
         keys = self._keys.current().keys if self._keys and prompts else ()
         warm(llm, thread, prompts, keys, server.single_user)
         compiled, engine = None, settings.engine
-        if engine.cache_disk_mb:
+        if engine.cache_disk_mb and llm.target.cache_stats.disk is not None:
             recent = RecentOutputs(cache_folder(engine.cache_dir), llm.target.fingerprint)
             compiled = recent.note
             if server.preload:

@@ -19,6 +19,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from paceline.constraints import OutputSpec
+from paceline.constraints.cursor import lower_priority
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import PacelineError
 from paceline.llm import LLM
@@ -58,7 +59,8 @@ class RecentOutputs:
             "parallel_tool_calls": output.parallel_tool_calls,
             "response_format": output.response_format,
         }
-        self._file.note(json.dumps({name: value for name, value in body.items() if value}).encode())
+        given = {name: value for name, value in body.items() if value not in (None, (), [])}
+        self._file.note(json.dumps(given).encode())
 
     def prepare(self, llm: LLM) -> int:
         """Compiles their grammars, the one used last first; gives their number."""
@@ -80,17 +82,20 @@ def preload(llm: LLM, thread: EngineThread, outputs: RecentOutputs) -> None:
     """Makes ready what was used last, or begins to. Before the engine's thread is started."""
     until = perf_counter() + WAIT_S
     preparing = Thread(target=_prepare, args=(llm, outputs), name="paceline-preload", daemon=True)
-    preparing.start()
+    with suppress(RuntimeError):  # no memory for a thread: requests compile them
+        preparing.start()
     if (load_page := llm.target.preload()) is not None:
         more = True
         while more and perf_counter() < until:
             more = load_page()
         if more:
             thread.while_idle(load_page)
-    preparing.join(max(0.0, until - perf_counter()))
+    if preparing.ident is not None:
+        preparing.join(max(0.0, until - perf_counter()))
 
 
 def _prepare(llm: LLM, outputs: RecentOutputs) -> None:
+    lower_priority()
     began = perf_counter()
     try:
         count = outputs.prepare(llm)
@@ -107,10 +112,10 @@ def _prepare(llm: LLM, outputs: RecentOutputs) -> None:
 
 def clear(folder: Path, weights: Collection[str] | None = None) -> None:
     """Removes what is known of models with these weights, or of all."""
-    paths = (folder / FOLDER).iterdir() if weights is None else [_path(folder, one) for one in weights]
-    with suppress(OSError):
-        for path in paths:
-            path.unlink(missing_ok=True)
+    for pattern in ("*",) if weights is None else [f"{_path(folder, one).name}*" for one in weights]:
+        for path in (folder / FOLDER).glob(pattern):  # unfinished ones, too
+            with suppress(OSError):
+                path.unlink()
 
 
 def _path(folder: Path, weights: str) -> Path:

@@ -69,6 +69,11 @@ def test_a_draft_with_masks_is_chosen_in_one_group() -> None:
     assert [len(rows.tokens) for rows in masked] == [63, 49]
     assert all(rows.all_chosen for rows in masked)
     assert [len(rows.tokens) for rows in groups(SAMPLER, 16, 6)] == [MAX_ROWS, 112 - MAX_ROWS]
+    prompt = feed_rows(
+        "p", [1] * 90, Draft(()), 0, _slots, SpareSlots(0, 0), 89, replace(SAMPLER, masks=list)
+    )
+    short = feed_rows("s", [1] * 40, Draft(()), 0, _slots, SpareSlots(0, 0), 39, replace(SAMPLER, masks=list))
+    assert [len(rows.tokens) for rows in passes([prompt, short], 8192)] == [64, 64, 2]
     long = groups(replace(SAMPLER, masks=lambda: [None]), 1, MAX_ROWS)
     assert [len(rows.tokens) for rows in long] == [MAX_ROWS, 1]
 

@@ -258,7 +258,7 @@ def passes(feeds: Sequence[FeedRows], max_parts: int) -> Iterator[PassRows]:
     current = PassRows()
     for feed in feeds:
         first = 0
-        if current.tokens and _is_whole(feed) and current.room(feed, 0, max_parts) < len(feed):
+        if _is_whole(feed) and feed.scored_from < current.room(feed, 0, max_parts) < len(feed):
             yield current
             current = PassRows()
         while first < len(feed):

@@ -250,7 +250,9 @@ class DiskCache:
     def recent(self) -> list[Prefix]:
         """The prefixes that ended last, in this process or earlier ones, the last one first."""
         self._recent.flush()
-        return [Prefix.unpacked(value) for value in self._recent.read()]
+        with suppress(struct.error, ValueError):  # of another layout
+            return [Prefix.unpacked(value) for value in self._recent.read()]
+        return []
 
     def flush(self, timeout: float = EXIT_S) -> bool:
         """Waits until everything offered so far is written or dropped. False: not in time."""
@@ -614,8 +616,9 @@ def clear(folder: Path, model: str | None = None, weights: str | None = None) ->
             about = read_json(chosen / _ABOUT)
             if model not in (None, about.get("model")) or weights not in (None, about.get("weights")):
                 continue
-            with suppress(OSError):
-                (chosen / _RECENT).unlink(missing_ok=True)
+            for recent in chosen.glob(f"{_RECENT}*"):  # unfinished ones, too
+                with suppress(OSError):
+                    recent.unlink()
             for path in [path for path in files.records if Path(path).parent == chosen]:
                 files.remove(path)
                 removed += 1

@@ -15,13 +15,17 @@ from paceline.target.kv.disk_cache import Prefix
 
 SHARE: Final = 0.25  # of the cache's blocks, at most
 SECONDS: Final = 5.0  # of loading, at most
+UNTIL_S: Final = 60.0  # after the start: what was used before it is old by then
 _SEQUENCE: Final = "\0preload"
 
 log = logging.getLogger("paceline")
 
 
 class Preload:
-    """Loads one page at a time, for the thread that owns the cache: between two of them requests may come."""
+    """Loads one page at a time, for the thread that owns the cache: between two of them requests may come.
+
+    No page is held meanwhile: whoever needs the memory takes it.
+    """
 
     def __init__(self, cache: PagedCache, prefixes: Sequence[Prefix]) -> None:
         """prefixes: the one used last first."""
@@ -31,11 +35,13 @@ class Preload:
         self._loaded: list[Prefix] = []  # the one used last first
         self._least_free = cache.stats.free - int(SHARE * cache.blocks)  # blocks
         self._rows = self._pages = 0
-        self._seconds = 0.0
+        self._seconds, self._until = 0.0, perf_counter() + UNTIL_S
 
     def step(self) -> bool:
         """False: there is nothing more to do."""
         began = perf_counter()
+        if began > self._until:
+            self._left, self._loading, self._loaded = [], None, []
         if self._loading is not None:
             self._load(self._loading)
         elif self._left and self._seconds < SECONDS:
@@ -56,17 +62,17 @@ class Preload:
     def _begin(self, prefix: Prefix) -> None:
         needed = -(-len(prefix.tokens) // self._cache.block)
         if self._cache.stats.free - needed >= self._least_free:
-            self._open(prefix)
             self._loading = prefix
 
     def _load(self, prefix: Prefix) -> None:
+        self._open(prefix)
         before = self._cache.length(_SEQUENCE)
         rows, more = self._cache.restore(_SEQUENCE, 0)
+        self._cache.close(_SEQUENCE)
         self._rows += rows - before
         self._pages += rows > before
-        if more and self._seconds < SECONDS:
+        if more and rows > before and self._seconds < SECONDS:
             return
-        self._cache.close(_SEQUENCE)
         self._loading = None
         if rows:
             self._loaded.append(prefix)
