@@ -1,7 +1,8 @@
 """A position in a grammar: an llguidance matcher with cheap forks.
 
-The matcher is never rolled back: after a rollback it was seen to return the mask of another text. A fork
-shares its origin's matcher until either of the two advances, which then takes a copy.
+The matcher is never rolled back: after a rollback it was seen to return the mask of another text. (Copies in
+mask_batch.py are, within the one call that they live for.) A fork shares its origin's matcher until either of
+the two advances, which then takes a copy.
 """
 
 import os
