@@ -126,14 +126,14 @@ def test_a_server_waits_for_grammars_for_a_while(
 ) -> None:
     slow, prepared = threading.Event(), list[int]()
 
-    def prepare(llm: Any) -> int:
+    def read() -> list[dict[str, Any]]:
         slow.wait(0.3 if wait_s else IDLE_S)
         prepared.append(1)
-        return 1
+        return []
 
     monkeypatch.setattr(preload, "WAIT_S", wait_s)
     llm: Any = SimpleNamespace(target=SimpleNamespace(preload=lambda: None))
-    outputs: Any = SimpleNamespace(prepare=prepare)
+    outputs: Any = SimpleNamespace(read=read)
     nobody: Any = None
     preload.preload(llm, nobody, outputs)
     assert len(prepared) == ended

@@ -51,7 +51,7 @@ def clear_pages(
     ] = None,
 ) -> None:
     """Remove cached prefixes and, without --model, what is kept beside them. Servers may run meanwhile."""
-    from paceline.server import preload
+    from paceline.server import recent_outputs
     from paceline.server.tool_prediction.predictor_files import clear as clear_predictors
     from paceline.target.kv.disk_cache import cache_folder, clear, stored_models
 
@@ -61,7 +61,7 @@ def clear_pages(
     if model is not None and weights is None:
         _require_stored(model, stored)
     named = {weights} if weights else {one.weights for one in stored if one.model == model}
-    preload.clear(folder, None if model is None else named)
+    recent_outputs.clear(folder, None if model is None else named)
     print(f"{clear(folder, weights=weights) if weights else clear(folder, model):,} pages removed")
     if model is None:
         rmtree(folder / "grammars", ignore_errors=True)

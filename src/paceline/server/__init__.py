@@ -8,6 +8,7 @@ admission.py     API key, route, limits, priority, deadline: a RequestContext
 routes.py        the routes file
 warm_prompts.py  prompts that are read into the cache before anybody sends them
 preload.py       what was used last is made ready again at the start: pages and grammars
+recent_outputs.py  the tools and response formats used last, in a file
 model_pool.py    the models: loaded on demand, unloaded when another one needs the room
 models_file.py   the file of `--models`
 async_engine.py  AsyncEngine: requests on the engine's thread, as deltas

@@ -30,7 +30,8 @@ from paceline.server.model_pool import ModelPool, PoolLimits, ServedModel
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
-from paceline.server.preload import RecentOutputs, preload
+from paceline.server.preload import preload
+from paceline.server.recent_outputs import RecentOutputs
 from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteError, RouteFile, import_paths
 from paceline.server.routes import load as load_routes
