@@ -26,6 +26,7 @@ python -m bench control --short --trained smollm2-135m-block --only adaptive --w
 """
 
 import argparse
+import gc
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -259,6 +260,8 @@ def measure(
     runs, rng = Runs(llm, specs, tokens, stand_in), random.Random(0)
     for turns in by_workload.values():
         runs.read([turn for case in cases for group in groups(turns, case.load) for turn in group])
+    gc.collect()
+    gc.freeze()  # as the server does: a pass over the recorded traffic would hold up one way and no other
     for case in cases:
         timings: dict[str, list[Timing]] = {way: [] for way in specs}
         for repeat in range(repeats + 1):

@@ -220,7 +220,7 @@ class Ask:
         return self.forced_budget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each sequence and pass
 class Verdict:
     """The outcome of verification: the accepted nodes, then one token of the target's own."""
 
@@ -238,7 +238,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]  # most likely first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each sequence and pass
 class Round:
     """One draft and its verdict: all that statistics, traces, the gate and training ever see of a pass."""
 
@@ -274,7 +274,7 @@ class Round:
         return self.drafted
 
 
-@dataclass(slots=True)  # not frozen: one is made in every round
+@dataclass(slots=True)  # not frozen: one is made for each sequence and pass
 class Sampler:
     """The choice of a sequence's tokens, which a target may make itself where its logits are."""
 

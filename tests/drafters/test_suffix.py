@@ -199,6 +199,20 @@ def test_texts_are_remembered_while_passes_run_beside_the_host() -> None:
     assert len(drafter._ended) == MAX_PUT_OFF
 
 
+def test_what_was_indexed_for_a_text_is_freed_when_it_is_remembered() -> None:
+    """Freeing it takes time, which no pass need wait for."""
+    drafter = Suffix()
+    drafter.idle()
+    seq = Seq("ends", [1, 2, 3], 3, tenant="acme")
+    drafter.draft([Ask(seq, 4)])
+    own = drafter._own["ends"]
+    drafter.end(seq)
+    assert [kept for _, _, kept in drafter._ended] == [own]
+    drafter.idle()
+    assert not drafter._own
+    assert not drafter._ended
+
+
 def test_under_a_grammar_the_legal_precedent_is_followed() -> None:
     tokens = [1, 2, 3, 50, 51, 9, 1, 2, 3, 60, 61, 8, 1, 2, 3]
     seq, drafter = Seq("a", tokens, len(tokens)), Suffix(SuffixSettings(min_chance=0.01))

@@ -9,7 +9,7 @@ from paceline.engine.control import IDLE_PASSES, OWN_FURTHER, Bank, Rate, _by_ch
 from paceline.engine.engine import Engine
 from paceline.engine.estimates import Acceptance, CostCurve, DraftTime, Gain
 from paceline.target.cost import CostTable
-from paceline.testing import ToyTarget
+from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Round, Seq
 
 LIST = ("d",)
@@ -639,6 +639,33 @@ def test_an_idle_sequence_for_whom_nobody_would_be_asked_stays_idle() -> None:
         assert rate.questions < 0.25 * 4 * 2000
     assert asked[0] == pytest.approx(asked[1])
     assert considered[1] < considered[0] / 2, considered
+
+
+def test_only_who_had_no_draft_in_the_pass_before_is_looked_at_beforehand() -> None:
+    """And nobody under a grammar, who was not idle: what it forces is known only once a drafter was asked."""
+    rate = Rate(lambda rows, context: 1 + 0.5 * rows)
+    hopeless(rate, [seq("other")], 500)
+    free, asked = seq("free"), seq("asked")
+    bound = replace(seq("bound"), cursor=ToyCursor(lambda _: {1}))
+    rate.plan([free, asked, bound], 3)
+    rate.drafted("d", [Ask(asked, 8)], [NO_DRAFT])
+    rate.plan([free, asked, bound], 3)
+    assert not rate.worth_asking(LIST, free)
+    assert rate.worth_asking(LIST, asked)
+    assert rate.worth_asking(LIST, bound)
+
+
+def test_a_text_may_explore_as_much_whether_it_was_looked_at_beforehand_or_not() -> None:
+    spent = []
+    for beforehand in (False, True):
+        rate, s = Rate(lambda rows, context: 1 + 0.5 * rows), at_first()
+        hopeless(rate, [seq("other")], 500)
+        hopeless(rate, [s], 3, beforehand)
+        rate._text(s).idle = 0
+        rate.plan([s], 1)
+        spent.append(rate._text(s).to_explore)
+    assert spent[0] == pytest.approx(spent[1])
+    assert spent[0] > 0
 
 
 def test_drafters_are_considered_at_once_when_rows_get_cheaper() -> None:

@@ -12,6 +12,7 @@ import pytest
 from paceline.config import SpecConfig
 from paceline.engine.control import EXPLORED, TRIAL_PASSES, TRIAL_SHARE, Rate
 from paceline.target.cost import CostTable
+from paceline.types import Seq
 from support.simulation import (
     BATCH_CPU,
     LARGE_CPU,
@@ -34,6 +35,22 @@ from support.simulation import (
 MACHINES = {"small cpu": SMALL_CPU, "large cpu": LARGE_CPU, "gpu": SMALL_GPU}
 ON_MACHINES = ["small cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("large cpu", "gpu"))]
 LIST = ("suffix", "ngram")
+
+
+class Doubted(Rate):
+    """Asks for budgets all the same where nobody is to be asked; counts sequences by where they stand."""
+
+    at_first = later = 0
+
+    def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
+        worth = super().worth_asking(drafters, seq)
+        if not worth:
+            assert not any(self.budget(name, seq, 8) for name in drafters)
+            first = len(seq.tokens) == seq.prompt_len
+            self.at_first, self.later = self.at_first + first, self.later + (not first)
+        return worth
+
+
 Make = Callable[[Timer], Sequence[SimulatedDrafter]]
 
 
@@ -384,3 +401,13 @@ def test_drafters_that_seemed_dear_are_tried_again_though_no_answer_is_long_enou
         return simulate(SMALL_GPU, chat, SpecConfig(LIST), 1, 3000, answer=48, controller=rate).tokens_per_s
 
     assert speed(300) > 0.95 * speed(0)
+
+
+def test_nobody_would_be_asked_where_the_controller_says_so_beforehand() -> None:
+    at_first = later = 0
+    for seed in range(8):
+        drawn, rate = random_scenario(seed, loads=(2, 4, 8)), Doubted()
+        spec = SpecConfig(drawn.names)
+        simulate(drawn.cost, drawn.drafters, spec, drawn.agents, 60, answer=20, controller=rate)
+        at_first, later = at_first + rate.at_first, later + rate.later
+    assert at_first > 40 < later

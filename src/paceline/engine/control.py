@@ -137,7 +137,7 @@ class _Text:
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
     idled: int = 0  # passes, of one token each, since they were considered
-    considered: bool = False  # again, in this pass
+    unasked: bool = False  # before this pass
     wait: float = 0.0  # passes until one of those considered last may be asked
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
     chances: list[float] = field(default_factory=list)
@@ -210,13 +210,13 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._texts.get(seq.id) or self._text(seq)
-        text.asked = False
+        # What a grammar forces is known only once a drafter was asked.
+        text.unasked, text.asked = text.idled > 0 or (seq.cursor is None and not text.asked), False
         if text.idle and spec.adaptive:
             text.idle -= 1
             text.idled += 1
             return 0
-        text.considered = text.idled > 0
-        if text.considered:
+        if text.idled:
             self._learn_idle(text)
         text.scored, text.wait = NO_DRAFT, MAX_IDLE
         if text.opened_by:
@@ -242,23 +242,27 @@ class Rate(Controller, DraftPolicy):
         return text
 
     def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
-        """Asked of sequences that were idle: those for whom nobody would be asked stay so.
+        """False where nobody would be asked. Only sequences for whom nobody was asked before are looked at.
 
         Where passes run beside the host, this is decided while one runs.
         """
         text = self._texts.get(seq.id)
-        if text is None or not text.considered or text.shadow.tokens or not seq.spec.adaptive:
+        if text is None or not text.unasked or text.shadow.tokens or not seq.spec.adaptive:
             return True
-        text.considered = False
+        text.unasked = False
+        first = len(seq.tokens) == seq.prompt_len
         for drafter in drafters:
             time = self._draft_us.get(drafter)
+            if first and not self._first_nodes(text, drafter, time, self._first_us):
+                continue
             timed = time is not None and time.known
             if not timed or self._value(text, drafter, 1.0, 0.0) > 0 or self._may_explore(text, drafter):
                 return True
             if text.trials.get(drafter) and not text.bank.plain:
                 return True
         text.idled += 1
-        self._let_idle(text)
+        if not first:
+            self._let_idle(text)
         return False
 
     def budget(
@@ -573,14 +577,9 @@ class Rate(Controller, DraftPolicy):
         node_price: float,
     ) -> None:
         """token_price, node_price: tokens that a microsecond, and a row of this pass, could have brought."""
-        bank, count, share = text.bank, len(r.tokens), self._share
+        bank, count = text.bank, len(r.tokens)
         is_first = not bank.tokens
-        if is_first:
-            text.to_explore += FIRST_EXPLORED * share
-        text.to_explore += EXPLORED * share * count
-        bank.tokens += count
-        if bank.plain:
-            bank.plain = max(0, bank.plain - count)
+        self._count_tokens(text, count)
         if r.asked:
             asked_us = 0.0
             for name in r.asked:
@@ -608,7 +607,13 @@ class Rate(Controller, DraftPolicy):
 
     def _learn_idle(self, text: _Text) -> None:
         """From the passes since drafters were considered: each had a token and no draft."""
-        bank, tokens, text.idled = text.bank, text.idled, 0
+        tokens, text.idled = text.idled, 0
+        self._count_tokens(text, tokens)
+
+    def _count_tokens(self, text: _Text, tokens: int) -> None:
+        bank = text.bank
+        if not bank.tokens:
+            text.to_explore += FIRST_EXPLORED * self._share
         text.to_explore += EXPLORED * self._share * tokens
         bank.tokens += tokens
         if bank.plain:

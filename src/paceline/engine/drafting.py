@@ -70,7 +70,10 @@ class Drafting:
                 self.drafter(s.seq).prepare(s.seq)
 
     def end(self, seq: Seq) -> None:
-        self._running -= Counter([seq.spec.drafters])  # a count of 0 goes
+        names = seq.spec.drafters
+        self._running[names] -= 1
+        if self._running[names] <= 0:
+            del self._running[names]
         self.drafter(seq).end(seq)
         self._controller.end(seq)
 

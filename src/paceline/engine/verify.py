@@ -63,6 +63,8 @@ def _float32(value: float) -> float:
 
 def verify_choices(draft: Draft, tokens: Sequence[int], masks: Masks = FREE) -> Verdict:
     """The rule `match` where the target has chosen: tokens[0] follows the text, tokens[i + 1] node i."""
+    if not draft.tokens and not masks.rows:
+        return Verdict((), tokens[0])
     if draft.parents is not None or masks.rows:
 
         def choice(node: int) -> int:

@@ -50,7 +50,8 @@ class Suffix(Drafter):
         self.settings = settings or SuffixSettings()
         self._memory = Memory(self.settings.max_tokens, self.settings.max_depth)
         self._own: dict[str, _Own] = {}
-        self._ended: deque[tuple[str, Sequence[int]]] = deque()  # tenants and texts still to be remembered
+        # Tenants and texts still to be remembered, and what was indexed for them: freeing it takes time, too.
+        self._ended: deque[tuple[str, Sequence[int], _Own | None]] = deque()
         self._puts_off = False
 
     @property
@@ -61,7 +62,8 @@ class Suffix(Drafter):
         return self._memory
 
     def _remember_oldest(self) -> None:
-        self._memory.learn(*self._ended.popleft())
+        tenant, tokens, _ = self._ended.popleft()
+        self._memory.learn(tenant, tokens)
 
     def save(self, path: Path, tokenizer: str) -> None:
         """Writes the memory to one file, for this tokenizer's fingerprint only."""
@@ -81,9 +83,9 @@ class Suffix(Drafter):
         own.index.extend(new)
 
     def end(self, seq: Seq) -> None:
-        self._own.pop(seq.id, None)
+        own = self._own.pop(seq.id, None)
         if self.settings.remember and seq.remember and not seq.anonymous:
-            self._ended.append((seq.tenant, seq.tokens))
+            self._ended.append((seq.tenant, seq.tokens, own))
             while len(self._ended) > MAX_PUT_OFF * self._puts_off:
                 self._remember_oldest()
 
@@ -109,7 +111,7 @@ class Suffix(Drafter):
 
     def _start(self, seq: Seq) -> _Own:
         depth = self.settings.max_depth
-        while any(tenant == seq.tenant for tenant, _ in self._ended):
+        while any(tenant == seq.tenant for tenant, _, _ in self._ended):
             self._remember_oldest()
         start = self._memory.known(seq.tenant, seq.tokens)
         index = new_index(depth)
