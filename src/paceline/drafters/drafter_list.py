@@ -64,15 +64,9 @@ class DrafterList(Drafter):
         self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
         self.asked: dict[str, list[str]] = {}  # for the last draft, by sequence
         self.read_ns: dict[str, int] = {}  # of hidden states since the last draft, by drafter
-        self._observers = tuple(
-            d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
-        )
-        self._preparing = tuple(
-            d for d in self.drafters if getattr(type(d), "prepare", Drafter.prepare) is not Drafter.prepare
-        )
-        self._idling = tuple(
-            d for d in self.drafters if getattr(type(d), "idle", Drafter.idle) is not Drafter.idle
-        )
+        self._beginning, self._ending = self._with_own("begin"), self._with_own("end")
+        self._observers, self._preparing = self._with_own("observe"), self._with_own("prepare")
+        self._idling = self._with_own("idle")
         own = __name__.partition(".")[0] + "."
         self._foreign = {d.name for d in drafters if not type(d).__module__.startswith(own)}
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
@@ -82,6 +76,12 @@ class DrafterList(Drafter):
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._policy = policy or _AskAll()
+
+    def _with_own(self, method: str) -> tuple[Drafter, ...]:
+        """The members that do something there."""
+        skipped = (None, getattr(Drafter, method))  # drafters need not have it
+        found = [(d, getattr(d, method, None)) for d in self.drafters]
+        return tuple(d for d, own in found if getattr(own, "__func__", own) not in skipped)
 
     @property
     def observes(self) -> bool:
@@ -223,7 +223,7 @@ class DrafterList(Drafter):
         return ask if drafter.interleaves else _within(ask, nodes)
 
     def begin(self, seq: Seq) -> None:
-        for drafter in self.drafters:
+        for drafter in self._beginning:
             try:
                 drafter.begin(seq)
             except Exception as problem:
@@ -285,7 +285,7 @@ class DrafterList(Drafter):
             self.read_ns[name] = self.read_ns.get(name, 0) + self._timer() - started
 
     def end(self, seq: Seq) -> None:
-        for drafter in self.drafters:
+        for drafter in self._ending:
             try:
                 drafter.end(seq)
             except Exception as problem:

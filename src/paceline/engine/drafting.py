@@ -119,8 +119,6 @@ class Drafting:
         Tokens that the grammar forces are drafted besides, in passes that have a budget at all.
         """
         seq, target = s.seq, self._target
-        if not s.budget:
-            return False
         if s.masks is not FREE:  # a mask computed before is that of an empty draft
             s.budget = 0
             return False
@@ -138,7 +136,7 @@ class Drafting:
         """
         draft_ns = self._read_ns()
         read_us = sum([ns // 1000 for ns in draft_ns.values()])
-        asking = [s for s in scheduled if self._may_draft(s)]
+        asking = [s for s in scheduled if s.budget and self._may_draft(s)]
         if not asking:
             return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
         for group in _by_drafters(asking):
