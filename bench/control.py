@@ -4,11 +4,11 @@ So many agents are answered at once, turn after turn, each to its natural end: w
 turn at once. Prompts are read before. Several agents are timed while all of them are at work, up to the first
 one for whom no turn is left: a batch that empties is a smaller load, and takes as long as its longest answer,
 whatever the others gain. If there are too few turns, they come again, for other tenants, who share no memory.
-All ways answer a group of turns before the next group, in an order drawn anew for each, so that a slow moment
-of the machine hits all of them; each begins a repeat with an empty memory of texts. What a controller has
-learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and the
-fixed lengths of that case. With --trained, the same list without the trained drafters is one more way: the
-list with them must never lose to it.
+All ways answer a group of turns side by side, each for 50 ms by turns in an order drawn anew, so that a slow
+moment of the machine hits all of them. Each begins a repeat with an empty memory of texts. What a controller
+has learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and
+the fixed lengths of that case. With --trained, the same list without the trained drafters is one more way:
+the list with them must never lose to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
@@ -29,7 +29,7 @@ import argparse
 import gc
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
@@ -60,7 +60,8 @@ UNTRAINED: Final = "adaptive, untrained"  # the list without trained drafters
 SLOWER, SLOWER_TOKENS = 1.02, 15  # times plain decoding, and tokens: the most that one agent may take
 THROUGHPUT: Final = 0.99  # of plain decoding, at least, for several
 MIN_TURNS: Final = 2  # of each of several agents
-TIMED: Final = "while all agents are at work"  # results of earlier versions: to the last token of all
+TIMED: Final = "by turns, while all agents are at work"  # results of earlier versions: one way after another
+TURN_S: Final = 0.05  # of a way, while the others wait
 MIXED, WRONG, FLIPS = "mixed", "always wrong", "flips every 40"
 # The kinds of turns of a workload, which come by turns.
 WORKLOADS: Final = {AGENTS: (AGENTS,), CHAT: (CHAT,), MIXED: (AGENTS, CHAT), WRONG: (CHAT,), FLIPS: (CHAT,)}
@@ -175,12 +176,15 @@ class Runs:
         for group in groups(turns, case.load):
             if adversary is not None:
                 self._tell(adversary, group, params)
-            for way in rng.sample(list(engines), len(engines)):
+            answering = {}
+            for way, engine in engines.items():
                 spec = self._ways[way]
                 if adversary is not None and spec.max_draft:
                     spec = replace(spec, drafters=(adversary.name,))
                 seqs = [self._seq(turn, params, spec) for turn in group]
-                done[way] += answered(engines[way], seqs, case.load)
+                answering[way] = answer(engine, seqs, case.load)
+            for way, timing in side_by_side(answering, rng).items():
+                done[way] += timing
         return done
 
     def _tell(self, adversary: Adversary, group: Sequence[Turn], params: SamplingParams) -> None:
@@ -192,7 +196,7 @@ class Runs:
         asked = {tuple(turn.prompt.tokens): turn for turn in turns}
         missing = [turn for prompt, turn in asked.items() if (prompt, params) not in self._made]
         seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in missing]
-        answered(self._engine(), seqs, len(seqs))
+        side_by_side({PLAIN: answer(self._engine(), seqs, len(seqs))}, random.Random(0))
         self._made |= {(tuple(seq.tokens[: seq.prompt_len]), params): seq.output for seq in seqs}
         return {prompt: self._made[prompt, params] for prompt in asked}
 
@@ -206,30 +210,46 @@ class Runs:
         return Seq(f"{next(self._ids)}", prompt, len(prompt), params, spec, tenant, cursor=turn.cursor())
 
 
-def answered(engine: Engine, seqs: Sequence[Seq], load: int) -> Timing:
-    """So many at once, from prompts in the cache until the first place stays empty.
+def answer(engine: Engine, seqs: Sequence[Seq], load: int) -> Generator[None, None, Timing]:
+    """So many at once, from prompts in the cache until the first place stays empty. It stops every TURN_S.
 
     A draft may come with the first token, or after it. Those who are left then are answered off the clock.
     """
-    timing, left, started = Timing(), iter(seqs), perf_counter()
+    timing, left = Timing(), iter(seqs)
     target = engine.target if isinstance(engine.target, StandIn) else None
-    busy_s = target.busy_s if target else 0.0
-    for seq in islice(left, load):
-        engine.submit(seq)
     full = True
+    while full:
+        started, busy_s = perf_counter(), target.busy_s if target else 0.0
+        if not timing.passes:
+            for seq in islice(left, load):
+                engine.submit(seq)
+        while full and perf_counter() - started < TURN_S:
+            rounds = engine.step()
+            timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds), passes=1)
+            for _ in [r for r in rounds if r.finish is not None]:
+                if (following := next(left, None)) is not None:
+                    engine.submit(following)
+                else:
+                    full = False
+        seconds = perf_counter() - started
+        timing += Timing(seconds=seconds, host_s=seconds - (target.busy_s - busy_s) if target else 0.0)
+        yield
     while engine.busy:
-        rounds = engine.step()
-        if not full:
-            continue
-        timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds), passes=1)
-        for _ in [r for r in rounds if r.finish is not None]:
-            if (following := next(left, None)) is not None:
-                engine.submit(following)
-            elif full:
-                full, seconds = False, perf_counter() - started
-                host_s = seconds - (target.busy_s - busy_s) if target else 0.0
-                timing = replace(timing, seconds=seconds, host_s=host_s)
+        engine.step()
     return timing
+
+
+def side_by_side(ways: Mapping[str, Generator[None, None, Timing]], rng: random.Random) -> dict[str, Timing]:
+    """All of them, by turns."""
+    left, done = dict(ways), dict[str, Timing]()
+    while left:
+        for way in rng.sample(list(left), len(left)):
+            try:
+                next(left[way])
+            except StopIteration as end:
+                done[way] = end.value
+                del left[way]
+    return done
 
 
 def groups(turns: Sequence[Turn], load: int) -> list[list[Turn]]:

@@ -1,7 +1,9 @@
+from random import Random
 from typing import Any
 
 import pytest
 
+from bench import control
 from bench.control import (
     ADAPTIVE,
     COLUMNS,
@@ -14,13 +16,14 @@ from bench.control import (
     Adversary,
     Case,
     Timing,
-    answered,
+    answer,
     bound,
     chosen_turns,
     earlier_runs,
     groups,
     merged,
     row,
+    side_by_side,
     title,
     ways,
 )
@@ -116,7 +119,7 @@ def test_agents_are_timed_while_all_of_them_are_at_work() -> None:
         Seq(str(i), [i + 1], 1, SamplingParams(max_tokens=tokens, ignore_eos=True), spec)
         for i, tokens in enumerate((2, 8, 2, 2))
     ]
-    timing = answered(engine, seqs, 2)
+    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 2)}, Random(0)).values()
     assert engine.batches == [2] * 6 + [1] * 2  # all are answered
     assert (timing.tokens, timing.rounds) == (12, 12)  # up to the end of the fourth
     assert timing.seconds > 0
@@ -125,8 +128,35 @@ def test_agents_are_timed_while_all_of_them_are_at_work() -> None:
 def test_one_agent_is_timed_to_its_last_token() -> None:
     engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
     params, spec = SamplingParams(max_tokens=5, ignore_eos=True), SpecConfig(("none",), max_draft=0)
-    timing = answered(engine, [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)], 1)
+    seqs = [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)]
+    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 1)}, Random(0)).values()
     assert (timing.tokens, timing.rounds) == (3 * 5, 3 * 5)
+
+
+def test_all_ways_answer_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a slow moment of the machine hits all of them. Each counts its own time alone."""
+    monkeypatch.setattr(control, "TURN_S", 1.5)
+    monkeypatch.setattr(control, "perf_counter", iter(range(1000)).__next__)  # a second for each look
+    order, answering = [], {}
+    for way in "ab":
+
+        class Logged(Engine):
+            name = way
+
+            def step(self) -> list[Round]:
+                order.append(self.name)
+                return super().step()
+
+        engine = Logged(ToyTarget(), {"none": NoDrafter()}, Rate())
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        seq = Seq("s", [1], 1, params, SpecConfig(("none",), max_draft=0))
+        answering[way] = answer(engine, [seq], 1)
+    done = side_by_side(answering, Random(0))
+    assert [{*pair} for pair in zip(order[::2], order[1::2], strict=True)] == [{"a", "b"}] * 5
+    assert [timing.seconds for timing in done.values()] == [
+        5 * 3 - 1,
+        5 * 3 - 1,
+    ]  # at the end it does not look whether to go on
 
 
 def result(command: str, *cases: Case, drafters: str = "suffix") -> dict[str, Any]:
