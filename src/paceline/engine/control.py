@@ -131,6 +131,7 @@ class _Text:
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     begun: set[str] = field(default_factory=set)  # drafters that were asked before
     asked: bool = False  # in this pass
+    opened: bool = False  # what the grammar forces at the beginning was asked for
     opened_by: str = ""  # the drafter asked for what is forced at the beginning: its gain is another then
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
@@ -218,7 +219,8 @@ class Rate(Controller, DraftPolicy):
             return 0
         if text.idled:
             self._learn_idle(text)
-        text.scored, text.wait = NO_DRAFT, MAX_IDLE
+        # What a grammar leaves open and what it forces come by turns.
+        text.scored, text.wait = NO_DRAFT, MAX_IDLE if seq.cursor is None else IDLE_PASSES
         if text.opened_by:
             text.gains.pop(text.opened_by, None)
             text.opened_by = ""
@@ -276,9 +278,9 @@ class Rate(Controller, DraftPolicy):
             nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time, self._first_us)))
             if not nodes:
                 return 0
-            if forced and not text.opened_by:
-                text.opened_by = drafter
-                text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
+        if forced and not text.opened and not text.opened_by:
+            text.opened_by = drafter
+            text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 text.wait = 0
@@ -443,16 +445,17 @@ class Rate(Controller, DraftPolicy):
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         time = self._draft_us.get(drafter)
-        is_timed = time is not None and _is_timed(time)
+        is_timed, users = time is not None and _is_timed(time), max(1, self._users)
         for ask, draft in zip(asks, drafts, strict=True):
             text = self._texts.get(ask.seq.id) or self._text(ask.seq)
             text.asked, gain = True, text.gains.get(drafter) or self._gain(text, drafter)
+            text.opened = text.opened or text.opened_by == drafter
             if not draft.tokens:
-                gain.learn(())
+                gain.learn((), users)
                 continue
             text.scored, text.chances = draft, self._chances(text, draft, len(ask.after))
             if not (is_timed and len(draft.tokens) == PROBE_NODES):  # which was cut short
-                gain.learn(text.chances)
+                gain.learn(text.chances, users)
 
     def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
         text = self._texts.get(seq.id) or self._text(seq)
@@ -608,6 +611,8 @@ class Rate(Controller, DraftPolicy):
     def _learn_idle(self, text: _Text) -> None:
         """From the passes since drafters were considered: each had a token and no draft."""
         tokens, text.idled = text.idled, 0
+        for gain in text.gains.values():
+            gain.age(tokens)
         self._count_tokens(text, tokens)
 
     def _count_tokens(self, text: _Text, tokens: int) -> None:

@@ -43,6 +43,7 @@ CELL_WEIGHT: Final = 5.0  # observations that the prior of a cell counts for
 TEXT_WEIGHT: Final = 4.0  # the same for what is special about one text
 CHANCES: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges of the bins of chances
 FIRST_CHANCES: Final = (0.6, 0.4, 0.25, 0.15)  # of the nodes of a draft, before any evidence
+MAX_SCALE: Final = 1e6  # of weights that grow
 MIN_MADE: Final = 0.01  # drafts: what those with nodes count for at least, however many without follow
 
 FIRST: Final = ", first"  # added to a route: what its texts begin with says little of how they go on
@@ -50,6 +51,7 @@ FIRST: Final = ", first"  # added to a route: what its texts begin with says lit
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 State = list[float]  # an estimate as numbers, for a file
 MAX_OBSERVED: Final = 1 / (1 - DECAY)  # the sum of the weights of all observations, at most
+MAX_TEXTS: Final = 1024  # that run at the same time: each may add as much to the gain on their route
 
 
 def _default_prior(rows: int, context: int) -> float:
@@ -92,7 +94,7 @@ class CostCurve:
             self._speed, self._fresh = us / expected, False
         corrected = correction.get(rows)
         if corrected is None:
-            corrected = self._corrected(rows)
+            corrected = self._corrected(rows, context)
             insort(self._known, rows)
         drift = us / (self._speed * corrected * expected)
         if not 1 / 3 <= drift <= 3:  # outliers count for little
@@ -119,7 +121,7 @@ class CostCurve:
     def __call__(self, rows: int, context: int = 0) -> float:
         priors = self._priors.get(context // CONTEXT_STEP)
         prior = (priors.get(rows) if priors else None) or self._expected(rows, context)
-        return self._speed * prior * (self._correction.get(rows) or self._corrected(rows))
+        return self._speed * prior * (self._correction.get(rows) or self._corrected(rows, context))
 
     def curve(self, rows: int, count: int, context: int = 0) -> list[float]:
         """Of `count` row counts, from `rows` on."""
@@ -127,7 +129,7 @@ class CostCurve:
         speed, prior = self._speed, self._priors[context // CONTEXT_STEP].get
         correction, corrected, expected = self._correction.get, self._corrected, self._expected
         return [
-            speed * (prior(n) or expected(n, context)) * (correction(n) or corrected(n))
+            speed * (prior(n) or expected(n, context)) * (correction(n) or corrected(n, context))
             for n in range(rows, rows + count)
         ]
 
@@ -144,16 +146,25 @@ class CostCurve:
             found = priors[rows] = max(self._prior(rows, step * CONTEXT_STEP), MIN_PRIOR)
         return found
 
-    def _corrected(self, rows: int) -> float:
-        """Linear between measured row counts, constant beyond."""
+    def _corrected(self, rows: int, context: int) -> float:
+        """Linear between measured row counts, constant below them.
+
+        Beyond them, at most what it adds to the last one: masks, say, add the same to a pass of any size. Row
+        counts that seem dear are never chosen, so never corrected.
+        """
         if rows in self._correction:
             return self._correction[rows]
         known = self._known
         at = bisect_left(known, rows)
         if not known:
             return 1.0
-        if at == len(known) or at == 0:
-            return self._correction[known[min(at, len(known) - 1)]]
+        if at == 0:
+            return self._correction[known[0]]
+        if at == len(known):
+            last = known[-1]
+            measured = self._correction[last]
+            added = (measured - 1) * self._expected(last, context)
+            return min(measured, 1 + added / self._expected(rows, context))
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
         return self._correction[low] + share * (self._correction[high] - self._correction[low])
@@ -316,8 +327,12 @@ class Gain:
         prior = TEXT_WEIGHT * self._newest
         return (nodes + prior * route.nodes_above(price)) / (self._made + prior)
 
-    def learn(self, chances: Sequence[float]) -> None:
-        """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft."""
+    def learn(self, chances: Sequence[float], texts: int = 1) -> None:
+        """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft.
+
+        texts: those that run, at least. Evidence of a route gets old by the passes, however many of its texts
+        are in them: they may all be at the same place of their answers.
+        """
         route, weight = self._route, self._next_weight()
         self._drafts += weight
         if chances:
@@ -327,7 +342,7 @@ class Gain:
             if self._made < MIN_MADE * weight:
                 self._keep_made()
             return
-        nodes, sums, of_route = self._nodes, self._chances, route._next_weight()
+        nodes, sums, of_route = self._nodes, self._chances, route._next_weight(texts)
         route._drafts += of_route
         if chances:
             route._made += of_route
@@ -341,10 +356,18 @@ class Gain:
             route_nodes[i] += of_route
             route_sums[i] += of_route * chance
 
-    def _next_weight(self) -> float:
+    def age(self, tokens: int) -> None:
+        """Of a text: so many tokens came while nobody was asked."""
+        self._newest /= self._decay**tokens
+        if self._newest > MAX_SCALE:
+            self._scale(1 / self._newest)
+
+    def _next_weight(self, texts: int = 1) -> float:
         """Of one more draft."""
-        self._newest = newest = self._newest / self._decay
-        if newest > 1e6:
+        self._newest = newest = self._newest / (
+            self._decay if texts == 1 else self._decay ** (1 / min(texts, MAX_TEXTS))
+        )
+        if newest > MAX_SCALE:
             self._scale(1 / newest)
         return self._newest
 
@@ -372,7 +395,7 @@ class Gain:
         _require(len(state) in (1 + 2 * bins, 2 + 2 * bins))
         drafts, nodes, chances = state[0], state[1 : 1 + bins], state[1 + bins : 1 + 2 * bins]
         made = state[-1] if len(state) == 2 + 2 * bins else drafts
-        _require(0 < made <= drafts * (1 + 1e-9) <= 2 * MAX_OBSERVED)
+        _require(0 < made <= drafts * (1 + 1e-9) <= 2 * MAX_TEXTS * MAX_OBSERVED)
         _require(all(0 <= c <= n * (1 + 1e-9) for n, c in zip(nodes, chances, strict=True)))
         gain._newest, gain._drafts, gain._made, gain._nodes, gain._chances = 1.0, drafts, made, nodes, chances
         return gain
