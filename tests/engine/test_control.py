@@ -131,6 +131,30 @@ def test_how_texts_begin_is_learned_apart_from_how_they_go_on() -> None:
     assert of[" greedy"] < 1
 
 
+def test_what_is_forced_at_the_beginning_is_expected_until_it_was_asked_for() -> None:
+    """Where many texts begin in one pass, it fits into the next one."""
+    rate, draft = Rate(lambda rows, context: 1 + 0.02 * rows), sure(*[1.0] * 8)
+    run(rate, seq(), draft, 8, rounds=20)
+    for text in range(40):
+        new = at_first(f"{text}")
+        for found in (draft, *[NO_DRAFT] * 20):
+            rate.plan([new], 1)
+            rate.drafted("d", [Ask(new, 8)], [found] if rate.budget("d", new, 8, forced=8) else [NO_DRAFT])
+            new.tokens.append(7)
+        rate.end(new)
+    texts = [at_first(f"together {i}") for i in range(400)]
+    rate.plan(texts, 400)
+    assert not rate.budget("d", texts[0], 8, forced=8)
+    for _ in range(2):
+        texts[0].tokens.append(7)
+        rate.plan(texts[:1], 1)
+        assert rate.budget("d", texts[0], 8, forced=8) == 8
+    rate.drafted("d", [Ask(texts[0], 8)], [draft])
+    texts[0].tokens.append(7)
+    rate.plan(texts[:1], 1)
+    assert not rate.value("d", texts[0]) > 0
+
+
 @pytest.mark.parametrize(("draft_us", "asked"), [(0, True), (400, True), (900, False)])
 def test_a_first_token_does_not_wait_for_a_slow_draft(draft_us: int, asked: bool) -> None:
     """A pass of 40 rows or more takes 40 ms: a draft may take 0.8 ms."""
@@ -232,6 +256,22 @@ def test_a_row_count_that_is_always_dearer_than_the_curve_says_is_known_for_it()
         for rows, factor in ((4, 1.0), (5, 1.4)):
             cost.learn(rows, factor * 1000 * table(rows, 0))
     assert cost(5) / cost(4) == pytest.approx(1.4 * table(5, 0) / table(4, 0), rel=0.06)
+
+
+def test_what_is_added_to_all_passes_makes_no_row_dearer() -> None:
+    """Masks of 16 answers, say: passes take 5 ms longer than the curve says."""
+    table = CostTable({256: {1: 4.0, 8: 7.5, 16: 12.0}})
+    cost = CostCurve(table)
+    for _ in range(100):
+        cost.learn(1, 4000)
+        cost.learn(16, 17_000)
+    assert cost(16) == pytest.approx(17_000, rel=0.05)
+    added = 1000 * (table(64, 0) - table(16, 0))
+    assert 0.95 * added < cost(64) - cost(16) < 1.2 * added  # in proportion it would be 1.4
+    for _ in range(100):
+        cost.learn(16, 9000)  # where larger passes are cheaper than the curve says, so are those beyond
+        cost.learn(1, 4000)
+    assert cost(64) == pytest.approx(0.75 * 1000 * table(64, 0), rel=0.05)
 
 
 def test_a_draft_is_cut_where_it_gets_unsure() -> None:
@@ -455,6 +495,37 @@ def test_a_text_is_like_its_route_until_it_shows_otherwise() -> None:
     assert text(0.1) < 0.3 * on_route
 
 
+def test_a_route_forgets_by_the_passes_however_many_texts_are_in_them() -> None:
+    """16 texts begin together: for some passes none of them finds anything."""
+    left = []
+    for texts in (1, 16):
+        route = Gain()
+        for _ in range(100):
+            for found in ((0.9, 0.8), (0.9, 0.8), ()):
+                Gain(route).learn(found, texts)
+        before = route(0.1)
+        for _ in range(5 * 16):
+            Gain(route).learn((), texts)
+        left.append(route(0.1) / before)
+    assert left[0] < 0.1
+    assert left[1] > 0.6
+    Gain.of_state(route.state())
+
+
+def test_what_a_text_has_shown_gets_old_while_nobody_is_asked() -> None:
+    route = Gain()
+    for _ in range(200):
+        route.learn((0.9, 0.8))
+    text, on_route = Gain(route), route(0.1)
+    for _ in range(20):
+        text.learn((), 1000)  # which the route hardly notices
+    shown = text(0.1)
+    text.age(5)
+    assert 1.2 * shown < text(0.1) < on_route
+    text.age(2000)
+    assert text(0.1) == pytest.approx(route(0.1), rel=0.01)
+
+
 def test_a_bank_in_debt_stops_drafts_for_longer_each_time() -> None:
     bank, stops = Bank(), list[int]()
     for _ in range(2000):
@@ -612,6 +683,42 @@ def test_sequences_that_do_not_draft_are_considered_in_the_same_passes() -> None
     planned = [i for i, number in enumerate(hopeless(rate, seqs, 200)) if number]
     assert planned
     assert {(i - planned[0]) % (IDLE_PASSES + 1) for i in planned} == {0}
+
+
+def test_texts_under_a_grammar_are_considered_again_after_a_few_passes() -> None:
+    """What it leaves open and what it forces come by turns."""
+    free, bound = [seq("free")], [replace(seq("bound"), cursor=ToyCursor(lambda _: {1}))]
+    planned = [sum(hopeless(Rate(lambda rows, context: 1.5), seqs, 400)) for seqs in (free, bound)]
+    assert planned[1] >= 400 // (IDLE_PASSES + 1) > 1.5 * planned[0]
+
+
+def drafts(rate: Rate, seqs: Sequence[Seq], draft: Draft, passes: int) -> None:
+    """All of them have the same one in each pass."""
+    for _ in range(passes):
+        rate.plan(seqs, len(seqs))
+        rate.drafted("d", [Ask(s, 8) for s in seqs], [draft] * len(seqs))
+
+
+def test_a_few_passes_of_many_texts_do_not_outweigh_all_before() -> None:
+    left = []
+    for texts, passes in ((16, 3), (1, 48)):
+        rate, seqs = priced(0.1), [seq(f"{i}") for i in range(texts)]
+        drafts(rate, seqs, sure(0.9, 0.9), 100)
+        route = rate.estimates.gains[" greedy", "d"]
+        before = route(0.1)
+        drafts(rate, seqs, NO_DRAFT, passes)
+        left.append(route(0.1) / before)
+    assert left[0] > 0.6 > 0.4 > left[1]
+
+
+def test_a_text_that_was_idle_is_more_like_its_route_again() -> None:
+    rate, s = priced(0.1), seq()
+    drafts(rate, [seq("before")], sure(0.9, 0.9), 100)
+    drafts(rate, [s], NO_DRAFT, 10)
+    before = rate.value("d", s)
+    rate._text(s).idled = 10
+    rate.plan([s], 1)
+    assert rate.value("d", s) > before + 0.1
 
 
 def test_a_pass_in_which_nobody_may_draft_is_learned_from_as_a_whole() -> None:
