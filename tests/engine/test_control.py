@@ -92,17 +92,22 @@ def test_first_tokens_of_one_pass_share_what_they_wait_for() -> None:
     assert rate.trim(new, [draft, draft], 200) == [2, 2]
 
 
-@pytest.mark.parametrize(("prompt", "forced"), [(40, 50), (2000, 60)])
-def test_tokens_that_the_grammar_forces_may_come_with_the_first_one(prompt: int, forced: int) -> None:
-    """As many as delay it by 5 ms or 5 %, where a row takes 0.1 ms. What is not forced waits, as ever."""
-    rate, draft = Rate(lambda rows, context: 9 + rows), sure(*[1.0] * 8)
-    run(rate, seq(), draft, 8, rounds=20)
-    new, many = at_first(tokens=prompt), sure(*[1.0] * 60, *[0.99] * 40)
+@pytest.mark.parametrize(("prompt", "nodes"), [(40, 50), (2000, 64)])
+def test_a_draft_that_begins_with_forced_tokens_may_delay_the_first_one_longer(
+    prompt: int, nodes: int
+) -> None:
+    """By 5 ms or 5 %, where a row takes 0.1 ms. Another one waits, as ever."""
+    rate = Rate(lambda rows, context: 9 + rows)
+    run(rate, seq(), sure(*[1.0] * 8), 8, rounds=20)
+    new, opens, follows = at_first(tokens=prompt), sure(*[1.0] * 60), sure(*[1.0] * 60, *[0.99] * 60)
     rate.plan([new], prompt)
-    others = rate.budget("d", new, 100)
-    assert others < 45
-    assert rate.budget("d", new, 100, forced=60) == pytest.approx(forced, abs=1)
-    assert rate.trim([new], [many], prompt) == [pytest.approx(forced, abs=1)]
+    alone = rate.budget("d", new, 120)
+    assert alone < 45
+    assert rate.trim([new], [sure(0.99, *[1.0] * 120)], prompt)[0] <= alone + 1
+    assert rate.budget("d", new, 120, forced=60) == pytest.approx(nodes, abs=1)
+    rate.drafted("d", [Ask(new, 60)], [opens])
+    assert rate.budget("d", new, 120) == pytest.approx(nodes, abs=1)
+    assert rate.trim([new], [follows], prompt) == [pytest.approx(nodes, abs=1)]
 
 
 def test_the_time_of_drafting_counts_where_forced_tokens_delay_a_first_one() -> None:
@@ -443,6 +448,22 @@ def test_a_slow_spell_of_the_machine_is_forgotten(spell: int) -> None:
         at += nodes + 1
     speeds = [(1 + k) / table(1 + k, 256) for k in range(9)]
     assert speeds[nodes] > 0.97 * max(speeds)
+
+
+def test_short_drafts_that_come_true_get_longer() -> None:
+    """Nodes beyond those asked for are never seen: their number is no evidence against more."""
+    rate, s = Rate(lambda rows, context: 1 + 0.02 * rows), seq()
+    asked = []
+    for _ in range(40):
+        budget = rate.plan([s], 1)[0]
+        nodes = rate.budget("d", s, budget)
+        draft = sure(*[0.95] * nodes)
+        rate.drafted("d", [Ask(s, nodes)], [draft])
+        us = {"d": 100 * nodes}
+        r = Round("s", 1, LIST, draft, tuple(range(nodes)), (*draft.tokens, 9), budget, 1, 1 + nodes, 0, 1000)
+        rate.learn([replace(r, draft_us=100 * nodes, draft_us_by=us, uncut=draft, asked=LIST)])
+        asked.append(nodes)
+    assert asked[-1] == 8
 
 
 def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:

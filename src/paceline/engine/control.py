@@ -9,9 +9,9 @@ of their chances while each exceeds the price of its row. So speculation fades o
 A bank of saved time bounds the loss where estimates are wrong (see Bank).
 
 Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
-no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. Tokens that
-the grammar forces may delay it by FORCED_DELAY or FORCED_DELAY_US: the first one alone says nothing, and what
-follows them comes a pass earlier.
+no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. A draft that
+begins with what the grammar forces may delay it by FORCED_DELAY or FORCED_DELAY_US: the first one alone says
+nothing, and what follows comes a pass earlier.
 """
 
 from bisect import bisect_right
@@ -274,8 +274,9 @@ class Rate(Controller, DraftPolicy):
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            forced = min(forced, self._first_nodes(text, drafter, time, self._forced_us))
-            nodes = min(nodes, max(forced, self._first_nodes(text, drafter, time, self._first_us)))
+            after_forced = bool(text.opened_by and text.scored.tokens)
+            first_us = self._forced_us if forced or after_forced else self._first_us
+            nodes = min(nodes, self._first_nodes(text, drafter, time, first_us))
             if not nodes:
                 return 0
         if forced and not text.opened and not text.opened_by:
@@ -400,7 +401,7 @@ class Rate(Controller, DraftPolicy):
         if may_cut and node_price < NOTICEABLE:
             return MAX_NODES
         spare = max(1, int(SPARE / node_price)) if may_cut else 1
-        return spare + int(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
+        return spare + round(self._gain(text, drafter).nodes_above((self._row_price + node_price) / reach))
 
     def _node_price(self, drafter: str) -> float:
         time = self._time(drafter)
@@ -506,9 +507,8 @@ class Rate(Controller, DraftPolicy):
                 if not text.bank.plain:
                     likely = text.chances if draft is text.scored else self._chances(text, draft, 0)
                     if len(seq.tokens) == seq.prompt_len:
-                        fit = bisect_right(self._first_rows_us, self._first_us)
-                        forced_fit = bisect_right(self._first_rows_us, self._forced_us)
-                        likely = likely[: max(min(_forced(draft), forced_fit), fit)]
+                        first_us = self._forced_us if _is_forced(draft) else self._first_us
+                        likely = likely[: bisect_right(self._first_rows_us, first_us)]
                     chances[i] = likely
         if not chances:
             return lengths
@@ -800,11 +800,9 @@ class Rate(Controller, DraftPolicy):
 _ENDED: Final = -2  # no node: the walk through a draft is over
 
 
-def _forced(draft: Draft) -> int:
-    """How many nodes of a chain the grammar forces before the first that it leaves open."""
-    if draft.q is not None or draft.parents is not None or not draft.scores:
-        return 0
-    return next((i for i, score in enumerate(draft.scores) if score != FORCED), len(draft.scores))
+def _is_forced(draft: Draft) -> bool:
+    """True if the grammar forces its first node."""
+    return draft.q is None and bool(draft.scores) and draft.scores[0] == FORCED
 
 
 def _is_timed(time: DraftTime) -> bool:
