@@ -38,6 +38,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+import torch
 from rich.console import Console
 
 from bench import machine, results_folder, workload
@@ -61,6 +62,7 @@ SLOWER, SLOWER_TOKENS = 1.02, 15  # times plain decoding, and tokens: the most t
 THROUGHPUT: Final = 0.99  # of plain decoding, at least, for several
 MIN_TURNS: Final = 2  # of each of several agents
 TIMED: Final = "by turns, while all agents are at work"  # results of earlier versions: one way after another
+CACHE_MB: Final = 3072  # for the sequences of all ways at once
 TURN_S: Final = 0.05  # of a way, while the others wait
 MIXED, WRONG, FLIPS = "mixed", "always wrong", "flips every 40"
 # The kinds of turns of a workload, which come by turns.
@@ -217,13 +219,13 @@ def answer(engine: Engine, seqs: Sequence[Seq], load: int) -> Generator[None, No
     """
     timing, left = Timing(), iter(seqs)
     target = engine.target if isinstance(engine.target, StandIn) else None
-    full = True
+    first, full = list(islice(left, load)), bool(seqs)
     while full:
-        started, busy_s = perf_counter(), target.busy_s if target else 0.0
-        if not timing.passes:
-            for seq in islice(left, load):
-                engine.submit(seq)
-        while full and perf_counter() - started < TURN_S:
+        started, busy_s, turn_ends = perf_counter(), target.busy_s if target else 0.0, False
+        for seq in first:
+            engine.submit(seq)
+        first = []
+        while full and not turn_ends:
             rounds = engine.step()
             timing += Timing(sum(len(r.tokens) for r in rounds), len(rounds), passes=1)
             for _ in [r for r in rounds if r.finish is not None]:
@@ -231,12 +233,22 @@ def answer(engine: Engine, seqs: Sequence[Seq], load: int) -> Generator[None, No
                     engine.submit(following)
                 else:
                     full = False
+            turn_ends = perf_counter() - started >= TURN_S
+        finish_pass(engine)
         seconds = perf_counter() - started
         timing += Timing(seconds=seconds, host_s=seconds - (target.busy_s - busy_s) if target else 0.0)
         yield
     while engine.busy:
         engine.step()
     return timing
+
+
+def finish_pass(engine: Engine) -> None:
+    """Waits for a pass that runs beside the host: it is no part of the next way's turn."""
+    if isinstance(engine.target, StandIn):
+        engine.target.finish()
+    elif torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def side_by_side(ways: Mapping[str, Generator[None, None, Timing]], rng: random.Random) -> dict[str, Timing]:
@@ -396,7 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args([*SHORT, *given] if "--short" in given else given)
     if options.stand_in and (options.write or options.trained):
         raise SystemExit("--stand-in is no measurement of a model: leave out --write and --trained")
-    config = EngineConfig(device=options.device, threads=options.threads, max_batch=max(LOADS))
+    config = EngineConfig(
+        device=options.device, threads=options.threads, max_batch=max(LOADS), cache_mb=CACHE_MB
+    )
     llm = LLM(options.model, trained=options.trained, config=config)
     chosen = files(options.data)
     every, _ = gather(chosen, llm.tokenizer, llm.constraints, options.turns, options.max_prompt)

@@ -220,7 +220,7 @@ class Ask:
         return self.forced_budget
 
 
-@dataclass(slots=True)  # not frozen: one is made for each sequence and pass
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: one is made for each sequence and pass
 class Verdict:
     """The outcome of verification: the accepted nodes, then one token of the target's own."""
 

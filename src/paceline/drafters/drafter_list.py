@@ -64,9 +64,9 @@ class DrafterList(Drafter):
         self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
         self.asked: dict[str, list[str]] = {}  # for the last draft, by sequence
         self.read_ns: dict[str, int] = {}  # of hidden states since the last draft, by drafter
-        self._beginning, self._ending = self._with_own("begin"), self._with_own("end")
-        self._observers, self._preparing = self._with_own("observe"), self._with_own("prepare")
-        self._idling = self._with_own("idle")
+        self._beginning, self._ending = self._overriding("begin"), self._overriding("end")
+        self._observers, self._preparing = self._overriding("observe"), self._overriding("prepare")
+        self._idling = self._overriding("idle")
         own = __name__.partition(".")[0] + "."
         self._foreign = {d.name for d in drafters if not type(d).__module__.startswith(own)}
         self._unconstrained = tuple(d for d in self.drafters if not _needs_grammar(d))
@@ -77,11 +77,12 @@ class DrafterList(Drafter):
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._policy = policy or _AskAll()
 
-    def _with_own(self, method: str) -> tuple[Drafter, ...]:
-        """The members that do something there."""
-        skipped = (None, getattr(Drafter, method))  # drafters need not have it
-        found = [(d, getattr(d, method, None)) for d in self.drafters]
-        return tuple(d for d, own in found if getattr(own, "__func__", own) not in skipped)
+    def _overriding(self, method: str) -> tuple[Drafter, ...]:
+        """The members that do something there; drafters need not have the method."""
+        inherited, found = getattr(Drafter, method), [(d, getattr(d, method, None)) for d in self.drafters]
+        return tuple(
+            d for d, own in found if callable(own) and getattr(own, "__func__", own) is not inherited
+        )
 
     @property
     def observes(self) -> bool:

@@ -10,8 +10,8 @@ A bank of saved time bounds the loss where estimates are wrong (see Bank).
 
 Somebody waits for the first token of a sequence, and not only for the last. So its own draft may delay it by
 no more than FIRST_DELAY of the pass that gives it; what does not fit is drafted one pass later. A draft that
-begins with what the grammar forces may delay it by FORCED_DELAY or FORCED_DELAY_US: the first one alone says
-nothing, and what follows comes a pass earlier.
+begins with what the grammar forces may delay it by FORCED_DELAY or FORCED_DELAY_US: the first token alone
+says nothing then, and what follows comes a pass earlier.
 """
 
 from bisect import bisect_right
@@ -131,14 +131,16 @@ class _Text:
     gains: dict[str, Gain] = field(default_factory=dict)  # by drafter
     begun: set[str] = field(default_factory=set)  # drafters that were asked before
     asked: bool = False  # in this pass
-    opened: bool = False  # what the grammar forces at the beginning was asked for
+    opened: bool = False  # whether to ask for what the grammar forces at the beginning was decided
     opened_by: str = ""  # the drafter asked for what is forced at the beginning: its gain is another then
     # Tokens of time that each drafter may be asked for though it does not seem to pay, and was asked for.
     to_explore: float = 0.0
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
     idled: int = 0  # passes, of one token each, since they were considered
-    unasked: bool = False  # before this pass
+    plans: int = 0  # of passes, so far
+    unasked: bool = False  # nobody was asked in the pass before
+    begins_forced: bool = False  # the draft of this pass, with what the grammar forces
     wait: float = 0.0  # passes until one of those considered last may be asked
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
     chances: list[float] = field(default_factory=list)
@@ -159,6 +161,7 @@ class Rate(Controller, DraftPolicy):
         self._acceptance, self._gains = known.acceptance, known.gains
         self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
         self._texts: dict[str, _Text] = {}
+        self._of_route: Counter[str] = Counter()  # texts that run
         self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
         # Tokens of time to explore with that texts have left over, by route and drafter: a short text has too
         # few for one ask, where passes are short.
@@ -211,6 +214,7 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._texts.get(seq.id) or self._text(seq)
+        text.plans, text.begins_forced = text.plans + 1, False
         # What a grammar forces is known only once a drafter was asked.
         text.unasked, text.asked = text.idled > 0 or (seq.cursor is None and not text.asked), False
         if text.idle and spec.adaptive:
@@ -220,10 +224,11 @@ class Rate(Controller, DraftPolicy):
         if text.idled:
             self._learn_idle(text)
         # What a grammar leaves open and what it forces come by turns.
-        text.scored, text.wait = NO_DRAFT, MAX_IDLE if seq.cursor is None else IDLE_PASSES
+        by_turns = seq.cursor is not None and not text.bank.plain
+        text.scored, text.wait = NO_DRAFT, IDLE_PASSES if by_turns else MAX_IDLE
         if text.opened_by:
             text.gains.pop(text.opened_by, None)
-            text.opened_by = ""
+            text.opened, text.opened_by = True, ""
         return spec.max_draft
 
     def _change_users(self, users: int) -> None:
@@ -241,18 +246,21 @@ class Rate(Controller, DraftPolicy):
         if text is None:
             route = f"{seq.route} {'sampled' if seq.params.temperature else 'greedy'}"
             text = self._texts[seq.id] = _Text(route)
+            self._of_route[route] += 1
         return text
 
     def worth_asking(self, drafters: Sequence[str], seq: Seq) -> bool:
-        """False where nobody would be asked. Only sequences for whom nobody was asked before are looked at.
+        """False where nobody would be asked.
 
-        Where passes run beside the host, this is decided while one runs.
+        Only sequences for whom nobody was asked in the pass before are looked at; with a grammar, those that
+        were idle. Where passes run beside the host, this is decided while one runs: the token that it gives
+        is not in the sequence yet.
         """
         text = self._texts.get(seq.id)
         if text is None or not text.unasked or text.shadow.tokens or not seq.spec.adaptive:
             return True
         text.unasked = False
-        first = len(seq.tokens) == seq.prompt_len
+        first = text.plans == 1 and len(seq.tokens) == seq.prompt_len
         for drafter in drafters:
             time = self._draft_us.get(drafter)
             if first and not self._first_nodes(text, drafter, time, self._first_us):
@@ -274,19 +282,20 @@ class Rate(Controller, DraftPolicy):
             return nodes
         text, time = self._texts.get(seq.id) or self._text(seq), self._draft_us.get(drafter)
         if len(seq.tokens) == seq.prompt_len:
-            after_forced = bool(text.opened_by and text.scored.tokens)
-            first_us = self._forced_us if forced or after_forced else self._first_us
+            first_us = self._forced_us if forced or text.begins_forced else self._first_us
             nodes = min(nodes, self._first_nodes(text, drafter, time, first_us))
             if not nodes:
                 return 0
-        if forced and not text.opened and not text.opened_by:
-            text.opened_by = drafter
-            text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
         if time is None or not time.known:
             if drafter in self._untimed:  # its price is learned with one sequence
                 text.wait = 0
                 return 0
             self._untimed.add(drafter)
+        # In the first pass, or in the second where there was no room in the first.
+        begins = forced and reach == 1 and len(seq.tokens) <= seq.prompt_len + 1
+        if begins and not text.opened and not text.opened_by:
+            text.opened_by = drafter
+            text.gains[drafter] = Gain(self._gain_of(text.route + FIRST, drafter))
         if self._value(text, drafter, reach, gain) > 0:
             length = self._length(text, drafter, time, reach, seq.spec.accept == "match")
             return length if length < nodes else nodes
@@ -446,17 +455,18 @@ class Rate(Controller, DraftPolicy):
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
         time = self._draft_us.get(drafter)
-        is_timed, users = time is not None and _is_timed(time), max(1, self._users)
+        is_timed = time is not None and _is_timed(time)
         for ask, draft in zip(asks, drafts, strict=True):
             text = self._texts.get(ask.seq.id) or self._text(ask.seq)
             text.asked, gain = True, text.gains.get(drafter) or self._gain(text, drafter)
-            text.opened = text.opened or text.opened_by == drafter
             if not draft.tokens:
-                gain.learn((), users)
+                gain.learn((), self._of_route[text.route])
                 continue
+            if not ask.after:
+                text.begins_forced = _is_forced(draft)
             text.scored, text.chances = draft, self._chances(text, draft, len(ask.after))
             if not (is_timed and len(draft.tokens) == PROBE_NODES):  # which was cut short
-                gain.learn(text.chances, users)
+                gain.learn(text.chances, self._of_route[text.route])
 
     def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
         text = self._texts.get(seq.id) or self._text(seq)
@@ -778,6 +788,9 @@ class Rate(Controller, DraftPolicy):
         text = self._texts.pop(seq.id, None)
         if text is None:
             return
+        self._of_route[text.route] -= 1
+        if not self._of_route[text.route]:
+            del self._of_route[text.route]
         for drafter, spent in text.explored.items():
             kept = self._unspent.get((text.route, drafter), 0.0) + max(0.0, text.to_explore - spent)
             self._unspent[text.route, drafter] = min(kept, MAX_EXPLORED / 2)

@@ -330,8 +330,8 @@ class Gain:
     def learn(self, chances: Sequence[float], texts: int = 1) -> None:
         """chances: P(node is accepted) of each node of a draft, its ancestors included; none for no draft.
 
-        texts: those that run, at least. Evidence of a route gets old by the passes, however many of its texts
-        are in them: they may all be at the same place of their answers.
+        texts: those of the route that run. Its evidence gets old by the passes, however many are in one: they
+        may all be at the same place of their answers.
         """
         route, weight = self._route, self._next_weight()
         self._drafts += weight
