@@ -5,10 +5,11 @@ turn at once. Prompts are read before. Several agents are timed while all of the
 one for whom no turn is left: a batch that empties is a smaller load, and takes as long as its longest answer,
 whatever the others gain. If there are too few turns, they come again, for other tenants, who share no memory.
 All ways answer a group of turns side by side, each for 50 ms by turns in an order drawn anew, so that a slow
-moment of the machine hits all of them. Each begins a repeat with an empty memory of texts. What a controller
-has learned stays from repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and
-the fixed lengths of that case. With --trained, the same list without the trained drafters is one more way:
-the list with them must never lose to it.
+moment of the machine hits all of them. On a GPU they do so one after another: there it is the pauses that slow
+passes down. Each begins a repeat with an empty memory of texts. What a controller has learned stays from repeat
+to repeat; its first is not counted. Hindsight is the best of plain decoding and the fixed lengths of that case.
+With --trained, the same list without the trained drafters is one more way: the list with them must never lose
+to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
@@ -33,12 +34,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-import torch
 from rich.console import Console
 
 from bench import machine, results_folder, workload
@@ -61,9 +62,10 @@ UNTRAINED: Final = "adaptive, untrained"  # the list without trained drafters
 SLOWER, SLOWER_TOKENS = 1.02, 15  # times plain decoding, and tokens: the most that one agent may take
 THROUGHPUT: Final = 0.99  # of plain decoding, at least, for several
 MIN_TURNS: Final = 2  # of each of several agents
-TIMED: Final = "by turns, while all agents are at work"  # results of earlier versions: one way after another
+# Results of earlier versions: one way after another, to the last token of all.
+TIMED: Final = "while all agents are at work, on a CPU by turns of 50 ms"
 CACHE_MB: Final = 3072  # for the sequences of all ways at once
-TURN_S: Final = 0.05  # of a way, while the others wait
+TURN_S: Final = 0.05  # of a way on a CPU, while the others wait
 MIXED, WRONG, FLIPS = "mixed", "always wrong", "flips every 40"
 # The kinds of turns of a workload, which come by turns.
 WORKLOADS: Final = {AGENTS: (AGENTS,), CHAT: (CHAT,), MIXED: (AGENTS, CHAT), WRONG: (CHAT,), FLIPS: (CHAT,)}
@@ -146,6 +148,8 @@ class Runs:
 
     def __init__(self, llm: LLM, ways: dict[str, SpecConfig], tokens: int, stand_in: bool = False) -> None:
         self._stand_in = StandIn(llm.target.vocab_size) if stand_in else None
+        beside = stand_in or placement(llm.engine.config)[0].type == "cuda"
+        self._turn_s = inf if beside else TURN_S
         self._target, self._eos, self._tokens, self._ids, self._ways = (
             llm.target,
             llm.tokenizer.eos_ids,
@@ -184,7 +188,7 @@ class Runs:
                 if adversary is not None and spec.max_draft:
                     spec = replace(spec, drafters=(adversary.name,))
                 seqs = [self._seq(turn, params, spec) for turn in group]
-                answering[way] = answer(engine, seqs, case.load)
+                answering[way] = answer(engine, seqs, case.load, self._turn_s)
             for way, timing in side_by_side(answering, rng).items():
                 done[way] += timing
         return done
@@ -198,7 +202,7 @@ class Runs:
         asked = {tuple(turn.prompt.tokens): turn for turn in turns}
         missing = [turn for prompt, turn in asked.items() if (prompt, params) not in self._made]
         seqs = [self._seq(turn, params, self._ways[PLAIN]) for turn in missing]
-        side_by_side({PLAIN: answer(self._engine(), seqs, len(seqs))}, random.Random(0))
+        side_by_side({PLAIN: answer(self._engine(), seqs, len(seqs), inf)}, random.Random(0))
         self._made |= {(tuple(seq.tokens[: seq.prompt_len]), params): seq.output for seq in seqs}
         return {prompt: self._made[prompt, params] for prompt in asked}
 
@@ -212,8 +216,8 @@ class Runs:
         return Seq(f"{next(self._ids)}", prompt, len(prompt), params, spec, tenant, cursor=turn.cursor())
 
 
-def answer(engine: Engine, seqs: Sequence[Seq], load: int) -> Generator[None, None, Timing]:
-    """So many at once, from prompts in the cache until the first place stays empty. It stops every TURN_S.
+def answer(engine: Engine, seqs: Sequence[Seq], load: int, turn_s: float) -> Generator[None, None, Timing]:
+    """So many at once, from prompts in the cache until the first place stays empty. It stops every turn_s.
 
     A draft may come with the first token, or after it. Those who are left then are answered off the clock.
     """
@@ -233,22 +237,14 @@ def answer(engine: Engine, seqs: Sequence[Seq], load: int) -> Generator[None, No
                     engine.submit(following)
                 else:
                     full = False
-            turn_ends = perf_counter() - started >= TURN_S
-        finish_pass(engine)
+            turn_ends = perf_counter() - started >= turn_s
         seconds = perf_counter() - started
         timing += Timing(seconds=seconds, host_s=seconds - (target.busy_s - busy_s) if target else 0.0)
-        yield
+        if full:
+            yield
     while engine.busy:
         engine.step()
     return timing
-
-
-def finish_pass(engine: Engine) -> None:
-    """Waits for a pass that runs beside the host: it is no part of the next way's turn."""
-    if isinstance(engine.target, StandIn):
-        engine.target.finish()
-    elif torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def side_by_side(ways: Mapping[str, Generator[None, None, Timing]], rng: random.Random) -> dict[str, Timing]:

@@ -67,11 +67,6 @@ class StandIn:
             self._free_at = max(self._free_at, perf_counter()) + CHOOSE_S
         return Scores(_NO_LOGITS, tuple(starts), (), {}, _Tokens(tokens, self._free_at), running=True)
 
-    def finish(self) -> None:
-        """Waits for the end of the last pass."""
-        while perf_counter() < self._free_at:
-            os.sched_yield()
-
     def _choices(self, feed: Feed) -> list[int]:
         prompt, answer = self._of[feed.seq_id]
         first, draft = self._rows[feed.seq_id] + len(feed.tokens) - prompt, feed.draft

@@ -1,3 +1,4 @@
+from math import inf
 from random import Random
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_agents_are_timed_while_all_of_them_are_at_work() -> None:
         Seq(str(i), [i + 1], 1, SamplingParams(max_tokens=tokens, ignore_eos=True), spec)
         for i, tokens in enumerate((2, 8, 2, 2))
     ]
-    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 2)}, Random(0)).values()
+    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 2, inf)}, Random(0)).values()
     assert engine.batches == [2] * 6 + [1] * 2  # all are answered
     assert (timing.tokens, timing.rounds) == (12, 12)  # up to the end of the fourth
     assert timing.seconds > 0
@@ -129,19 +130,18 @@ def test_one_agent_is_timed_to_its_last_token() -> None:
     engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
     params, spec = SamplingParams(max_tokens=5, ignore_eos=True), SpecConfig(("none",), max_draft=0)
     seqs = [Seq(str(i), [i + 1], 1, params, spec) for i in range(3)]
-    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 1)}, Random(0)).values()
+    (timing,) = side_by_side({PLAIN: answer(engine, seqs, 1, inf)}, Random(0)).values()
     assert (timing.tokens, timing.rounds) == (3 * 5, 3 * 5)
 
 
 def test_nothing_to_answer_takes_no_time() -> None:
     """Answers that are known are not made again."""
     engine = Engine(ToyTarget(), {"none": NoDrafter()}, Rate())
-    assert side_by_side({PLAIN: answer(engine, [], 4)}, Random(0)) == {PLAIN: Timing()}
+    assert side_by_side({PLAIN: answer(engine, [], 4, inf)}, Random(0)) == {PLAIN: Timing()}
 
 
 def test_all_ways_answer_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a slow moment of the machine hits all of them. Each counts its own time alone."""
-    monkeypatch.setattr(control, "TURN_S", 0.5)
     monkeypatch.setattr(control, "perf_counter", iter(range(1000)).__next__)  # a second for each look
     order, answering = [], {}
     for way in "ab":
@@ -156,7 +156,7 @@ def test_all_ways_answer_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         engine = Logged(ToyTarget(), {"none": NoDrafter()}, Rate())
         params = SamplingParams(max_tokens=5, ignore_eos=True)
         seq = Seq("s", [1], 1, params, SpecConfig(("none",), max_draft=0))
-        answering[way] = answer(engine, [seq], 1)
+        answering[way] = answer(engine, [seq], 1, turn_s=0.5)
     done = side_by_side(answering, Random(0))
     assert [{*pair} for pair in zip(order[::2], order[1::2], strict=True)] == [{"a", "b"}] * 5
     assert [timing.seconds for timing in done.values()] == [5 * 2, 5 * 2]
