@@ -5,11 +5,11 @@ turn at once. Prompts are read before. Several agents are timed while all of the
 one for whom no turn is left: a batch that empties is a smaller load, and takes as long as its longest answer,
 whatever the others gain. If there are too few turns, they come again, for other tenants, who share no memory.
 All ways answer a group of turns side by side, each for 50 ms by turns in an order drawn anew, so that a slow
-moment of the machine hits all of them. On a GPU they do so one after another: there it is the pauses that slow
-passes down. Each begins a repeat with an empty memory of texts. What a controller has learned stays from repeat
-to repeat; its first is not counted. Hindsight is the best of plain decoding and the fixed lengths of that case.
-With --trained, the same list without the trained drafters is one more way: the list with them must never lose
-to it.
+moment of the machine hits all of them. On a GPU they do so one after another: there it is the pauses that
+slow passes down. Each begins a repeat with an empty memory of texts. What a controller has learned stays from
+repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and the fixed lengths of
+that case. With --trained, the same list without the trained drafters is one more way: the list with them must
+never lose to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
