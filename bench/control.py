@@ -4,12 +4,13 @@ So many agents are answered at once, turn after turn, each to its natural end: w
 turn at once. Prompts are read before. Several agents are timed while all of them are at work, up to the first
 one for whom no turn is left: a batch that empties is a smaller load, and takes as long as its longest answer,
 whatever the others gain. If there are too few turns, they come again, for other tenants, who share no memory.
-All ways answer a group of turns side by side, each for 50 ms by turns in an order drawn anew, so that a slow
-moment of the machine hits all of them. On a GPU they do so one after another: there it is the pauses that
-slow passes down. Each begins a repeat with an empty memory of texts. What a controller has learned stays from
-repeat to repeat; its first is not counted. Hindsight is the best of plain decoding and the fixed lengths of
-that case. With --trained, the same list without the trained drafters is one more way: the list with them must
-never lose to it.
+All ways answer a group of turns side by side, each for 50 ms by turns in an order drawn anew, so that a
+slow moment of the machine hits all of them. On a GPU, and with --stand-in, they do so one after another:
+there it is the pauses that slow passes down. Each begins a repeat with an empty memory of texts. What a
+controller has learned stays from repeat to repeat, of which the first is not counted, and from case to
+case, as a server's does. Hindsight is the best of plain decoding and the fixed lengths of that case. With
+--trained, the same list without the trained drafters is one more way: the list with them should never
+lose to it.
 
 Besides agents' turns and chats there are both by turns (`mixed`), and chats with a drafter that is always
 wrong, or that is right for 40 tokens and wrong for as many; it claims to be sure. `holds` says whether
@@ -302,11 +303,12 @@ def measure(
 
 def row(case: Case, timings: dict[str, list[Timing]]) -> dict[str, Any]:
     speeds = {way: [t.tokens / t.seconds for t in found] for way, found in timings.items()}
-    best = max((way for way in speeds if way not in (ADAPTIVE, UNTRAINED)), key=lambda w: median(speeds[w]))
     against = {
         way: asdict(Spread.of([a / b for a, b in zip(found, speeds[PLAIN], strict=True)]))
         for way, found in speeds.items()
     }
+    fixed = [way for way in speeds if way not in (ADAPTIVE, UNTRAINED)]
+    best = max(fixed, key=lambda way: float(against[way]["median"]))
     adaptive = speeds[ADAPTIVE]
     hindsight = [a / b for a, b in zip(adaptive, speeds[best], strict=True)]
     untrained = [a / b for a, b in zip(adaptive, speeds.get(UNTRAINED, adaptive), strict=True)]
@@ -382,19 +384,23 @@ HOST: Final = Column("host, us", lambda r: f"{r['host_us'][PLAIN]:.0f}, {r['host
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="python -m bench control", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench control",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--trained", action="append", default=[], help="adds this drafter to the list")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--workload", default=",".join(WORKLOADS), help="names, with commas between them")
-    parser.add_argument("--loads", type=_whole_numbers, default=list(LOADS), help="agents at once")
-    parser.add_argument("--temperature", type=_numbers, default=[0.0, 0.7, 1.5])
+    parser.add_argument("--workload", default=",".join(WORKLOADS), help=", ".join(WORKLOADS))
+    parser.add_argument("--loads", type=_loads, default=list(LOADS), help="agents at once: 1,4")
+    parser.add_argument("--temperature", type=_numbers, default=[0.0, 0.7, 1.5], help="0,0.7")
     parser.add_argument("--data", type=Path, default=workload.data_folder(), help="recorded traffic")
-    parser.add_argument("--turns", type=int, default=32, help="of each workload")
+    parser.add_argument("--turns", type=_at_least_one, default=32, help="of each workload (32)")
     parser.add_argument("--max-prompt", type=int, default=600)
-    parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=_at_least_one, default=96, help="of an answer, at most (96)")
+    parser.add_argument("--repeats", type=_at_least_one, default=3, help="and one that warms up (3)")
     parser.add_argument("--only", choices=[ADAPTIVE], help="leave out the fixed lengths")
     parser.add_argument(
         "--stand-in", action="store_true", help="replay answers with the times of a GPU's passes"
@@ -434,7 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             **machine.facts(),
         }
         command = machine.command("control", given)
-        result = {"machine": about, "command": command, "timed": TIMED, "rows": rows}
+        result = {"machine": about, "command": command, "timed": TIMED, "rows": sorted(rows, key=_order)}
         write(result, f"control-{name}" + ("-cuda" if gpu else "") + ("-trained" if llm.trained else ""))
 
 
@@ -497,8 +503,17 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in text.split(",") if number]
 
 
-def _whole_numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _loads(text: str) -> list[int]:
+    numbers = [_at_least_one(number) for number in text.split(",") if number]
+    if not numbers or max(numbers) > max(LOADS):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 1 to {max(LOADS)}")
+    return numbers
 
 
 if __name__ == "__main__":

@@ -215,6 +215,17 @@ def test_a_row_says_whether_the_bound_holds(load: int, speed: float, holds: str)
     assert bound(Case("chat", 0.0, 1), 10) == pytest.approx(1 / 2.52)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("loads", "0"), ("loads", "1,64"), ("loads", "x"), ("repeats", "0"), ("turns", "0")]
+)
+def test_what_cannot_be_measured_is_refused(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        control.main([f"--{option}", value])
+    assert f"--{option}" in capsys.readouterr().err
+
+
 def test_mixed_turns_alternate() -> None:
     turns = {"agents": ["a", "b", "c"], "chat": ["x", "y"]}
     assert chosen_turns(turns, MIXED, 3) == ["a", "x", "b"]

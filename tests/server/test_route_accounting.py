@@ -209,6 +209,20 @@ def test_the_log_compares_now_and_then_and_warns_of_a_wrong_prediction(
     }
 
 
+def test_without_a_cost_curve_no_prediction_is_called_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    accounting = RouteAccounting(None, clock)
+    accounting.predict({"a": predicted(3.0, 2.1)})
+    for _ in range(400):
+        accounting.add("a", a_round())
+    clock.now = LOG_EVERY_S
+    with caplog.at_level(logging.INFO, "paceline"):
+        accounting.add("a", a_round())
+    (line,) = caplog.records
+    assert line.levelname == "INFO"
+    assert "1.00 x plain (2.10 predicted)" in line.getMessage()
+
+
 def test_metrics_have_both_figures_of_each_route() -> None:
     metrics = some_metrics()
     metrics.accounting.predict({"agents": predicted(2.5, 1.5)})

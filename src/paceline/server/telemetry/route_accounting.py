@@ -71,7 +71,7 @@ class _Sums:
         return RouteFigures(
             tokens=round(self.tokens),
             tokens_per_pass=self.tokens / self.passes,
-            speedup=self.plain_us * drift / spent if spent else 1.0,
+            speedup=self.plain_us * drift / spent if spent and self.plain_us else 1.0,
             drafted_per_pass=self.drafted / self.passes,
             acceptance=self.accepted / self.drafted if self.drafted else 0.0,
             plain_rounds=self.plain_rounds / self.passes,
@@ -168,7 +168,7 @@ class RouteAccounting:
                 continue
             alike = _comparable(predicted, figures.batch)
             off = abs(figures.speedup / predicted.speedup - 1) > MAX_ERROR
-            wrong = alike and off and figures.tokens >= MIN_TOKENS
+            wrong = self.cost is not None and alike and off and figures.tokens >= MIN_TOKENS
             other = f": predicted for {predicted.concurrency} at once, measured with {figures.batch:.1f}"
             log.log(
                 logging.WARNING if wrong else logging.INFO,
