@@ -161,7 +161,7 @@ class Rate(Controller, DraftPolicy):
         self._acceptance, self._gains = known.acceptance, known.gains
         self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
         self._texts: dict[str, _Text] = {}
-        self._of_route: Counter[str] = Counter()  # texts that run
+        self._of_route: Counter[str] = Counter()  # texts that run, by route
         self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
         # Tokens of time to explore with that texts have left over, by route and drafter: a short text has too
         # few for one ask, where passes are short.

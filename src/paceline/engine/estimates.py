@@ -364,9 +364,7 @@ class Gain:
 
     def _next_weight(self, texts: int = 1) -> float:
         """Of one more draft."""
-        self._newest = newest = self._newest / (
-            self._decay if texts == 1 else self._decay ** (1 / min(texts, MAX_TEXTS))
-        )
+        self._newest = newest = self._newest / self._decay ** (1 / min(texts, MAX_TEXTS))
         if newest > MAX_SCALE:
             self._scale(1 / newest)
         return self._newest
