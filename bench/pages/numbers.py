@@ -27,7 +27,7 @@ PEER_READERS: Final = {  # whose answers and who reads them: a short name
 }
 Lines = list[str]
 WORKLOADS: Final = {"agents": "agents' turns", "chat": "chats", "mixed": "both mixed"}  # of `bench control`
-UNDER_LOAD: Final = 16  # answers at once, for the advice about full passes
+FULL_LOADS: Final = (16, 32)  # answers at once, for the advice about full passes
 
 
 def page() -> str:
@@ -256,25 +256,31 @@ def when_not() -> Lines:
 
 def under_load(results: Sequence[Result]) -> Lines:
     """Of controllers alone, not of those with a trained drafter: decoding, where passes are full."""
-    by_model: dict[str, list[str]] = {}
+    found: dict[tuple[str, int], list[str]] = {}
     for result in results:
-        rows = [row for row in result["rows"] if row["workload"] in WORKLOADS and row["load"] == UNDER_LOAD]
-        if not rows or any(row["against_untrained"] for row in rows):
-            continue
-        gains: dict[str, list[float]] = {}
-        for row in rows:
-            found = row["against_plain"]["adaptive"]["median"]
-            gains.setdefault(WORKLOADS[row["workload"]], []).append(found)
-        machine = result["machine"]
-        where = machine["gpu"].removeprefix("NVIDIA ") if machine.get("device") == "cuda" else "CPU"
-        shown = ", ".join(f"{_range(found)} on {workload}" for workload, found in gains.items())
-        by_model.setdefault(machine["model"], []).append(f"{where} {shown}")
-    return [
-        f"- **{UNDER_LOAD} answers at once** ({model}), the default list's tokens/s, x plain: "
-        f"{'; '.join(sorted(found))}. The fuller a pass, the less drafts gain. Below 1: "
-        "`drafters: [none]`."
-        for model, found in by_model.items()
+        if not any(row["against_untrained"] for row in result["rows"]):
+            for load in FULL_LOADS:
+                if shown := _gains(result, load):
+                    found.setdefault((result["machine"]["model"], load), []).append(shown)
+    lines = [
+        f"- **{load} answers at once** ({model}), x plain: {'; '.join(sorted(shown))}."
+        for (model, load), shown in found.items()
     ]
+    advice = "- The fuller a pass, the less tokens/s the default list gains. Below 1: `drafters: [none]`."
+    return [*lines, advice] if lines else []
+
+
+def _gains(result: Result, load: int) -> str:
+    """Of the default list by workload; nothing where this load was not measured."""
+    gains: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        if row["workload"] in WORKLOADS and row["load"] == load:
+            gain = row["against_plain"]["adaptive"]["median"]
+            gains.setdefault(WORKLOADS[row["workload"]], []).append(gain)
+    machine = result["machine"]
+    where = machine["gpu"].removeprefix("NVIDIA ") if machine.get("device") == "cuda" else "CPU"
+    shown = ", ".join(f"{_range(found)} on {workload}" for workload, found in gains.items())
+    return f"{where} {shown}" if shown else ""
 
 
 def _range(found: Sequence[float]) -> str:

@@ -260,6 +260,7 @@ class Round:
     draft_us_by: Mapping[str, int] = field(default_factory=dict)  # the part of draft_us of each drafter
     uncut: Draft = NO_DRAFT  # the draft before the controller cut it
     asked: tuple[str, ...] = ()  # the drafters that were asked, once for each time
+    readers: tuple[str, ...] = ()  # the drafters that got its hidden states
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -108,10 +108,10 @@ def test_a_server_is_named_only_for_routes_that_are_set(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--minutes", "0", "minutes=0.0 is not usable: expected more than 0"),
-        ("--minutes", "nan", "minutes=nan is not usable"),
-        ("--fit-minutes", "-1", "fit_minutes=-1.0 is not usable: expected 0 or more"),
-        ("--fit-minutes", "nan", "fit_minutes=nan is not usable"),
+        ("--minutes", "0", "--minutes=0.0 is not usable: expected more than 0"),
+        ("--minutes", "nan", "--minutes=nan is not usable"),
+        ("--fit-minutes", "-1", "--fit-minutes=-1.0 is not usable: expected 0 or more"),
+        ("--fit-minutes", "nan", "--fit-minutes=nan is not usable"),
     ],
 )
 def test_times_that_are_unusable_are_named_as_given(
@@ -125,10 +125,11 @@ def test_traffic_without_a_request_is_found_before_any_time_is_spent(
 ) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('not json\n{"messages": 3}\n')
-    why = "there is no request in this traffic (not JSON: 1, `messages` is missing: 1)"
+    why = f"there is no request in {file} (not JSON: 1, `messages` is missing: 1)"
     assert why in failure(capsys, "--traces", str(file))
     file.write_text("")
     assert "(it is empty)" in failure(capsys, "--traces", str(file))
+    assert f"{tmp_path} cannot be read: Is a directory" in failure(capsys, "--traces", str(tmp_path))
 
 
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

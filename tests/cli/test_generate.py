@@ -109,8 +109,8 @@ def test_model_not_pulled_yet(
     ("option", "value", "word"),
     [
         ("--temperature", "-1", "temperature"),
-        ("--top-p", "0", "top_p"),
-        ("--max-draft", "99", "max_draft"),
+        ("--top-p", "0", "--top-p=0"),
+        ("--max-draft", "99", "--max-draft=99"),
         ("--accept", "lossless", "accept"),
         ("--dtype", "int3", "dtype"),
         ("--device", "tpu9", "device"),

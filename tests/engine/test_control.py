@@ -566,6 +566,27 @@ def test_a_bank_in_debt_stops_drafts_for_longer_each_time() -> None:
     assert -bank.saved < 0.02 * 2000 + 15
 
 
+def test_one_sequence_alone_may_lose_twice_as_much_as_each_of_several() -> None:
+    """Of several all may be in debt, and their throughput is what counts."""
+
+    def lost(users: int) -> float:
+        rate, s, wrong = priced(0.5), seq(), sure(0.9, 0.9)
+        others = [seq(f"{i}") for i in range(users - 1)]
+        bank = rate._text(s).bank
+        while not bank.plain:
+            rate.plan([s, *others], users)
+            asked = Round(
+                "s", 1, LIST, wrong, (), (7,), 8, users, users + 2, 0, 2000, uncut=wrong, asked=LIST
+            )
+            rest = [Round(o.id, 1, LIST, NO_DRAFT, (), (7,), 0, users, users + 2, 0, 2000) for o in others]
+            rate.learn([asked, *rest])
+        return -bank.saved
+
+    alone, of_many = lost(1), lost(8)
+    assert 4 < alone < 6
+    assert 2 < of_many < 0.8 * alone
+
+
 def test_a_profitable_draft_shortens_the_next_stop() -> None:
     bank = Bank(cool_down=128)
     bank.add(3, 0.5)
@@ -605,8 +626,10 @@ def test_the_reading_of_a_new_head_is_not_priced_by_the_old_one() -> None:
     def reads(after: bool) -> bool:
         rate, s = priced(0.3), seq()
         rate.plan([s], 1)
-        rate.reads("d", s)
-        rate.learn([Round("s", 1, LIST, NO_DRAFT, (), (1,), 0, 1, 1, 10**7, 1000, draft_us_by={"d": 10**7})])
+        took = {"d": 10**7}
+        rate.learn(
+            [Round("s", 1, LIST, NO_DRAFT, (), (1,), 0, 1, 1, 10**7, 1000, draft_us_by=took, readers=("d",))]
+        )
         if after:
             rate.forget("d")
         rate.plan([fresh := seq("fresh")], 1)

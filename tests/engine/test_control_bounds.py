@@ -250,6 +250,46 @@ def test_a_head_that_reads_many_hidden_states_at_once_pays_for_all_of_them(make:
     assert fmean(found) >= 0.985 * fmean(without)
 
 
+def slowing(timer: Timer, chance: float | None = None) -> SimulatedDrafter:
+    """A head whose ask makes the next pass an eighth longer, and whose reading each pass."""
+    timer.tap_us, slow = 200, replace(head(timer), read_us=5, late_us=500)
+    return slow if chance is None else replace(slow, chance=constant(chance))
+
+
+def joined_by(make: Make, slow: Callable[[Timer], SimulatedDrafter]) -> tuple[float, Rate]:
+    """Tokens per second with that head over those without, and the controller."""
+    rate, spec = Rate(SMALL_CPU), SpecConfig((*LIST, "block"))
+
+    def with_head(timer: Timer) -> list[SimulatedDrafter]:
+        return [*make(timer), slow(timer)]
+
+    simulate(SMALL_CPU, with_head, spec, 1, 400, answer=64, controller=rate, noise=0.15)
+    done = simulate(SMALL_CPU, with_head, spec, 1, 3000, answer=64, controller=rate, noise=0.15)
+    without = simulate(SMALL_CPU, make, SpecConfig(LIST), 1, 3000, answer=64, noise=0.15)
+    return done.tokens_per_s / without.tokens_per_s, rate
+
+
+def test_what_a_head_adds_to_passes_of_the_target_is_in_its_price() -> None:
+    """Its draft alone would pay with 0.3 of its nodes right; it is asked next to never."""
+    speedup, rate = joined_by(chat, lambda timer: slowing(timer, 0.3))
+    slowdown = rate.estimates.slowdown["block"]
+    assert slowdown(1, 1) > 250
+    assert speedup >= 0.985
+
+
+@pytest.mark.parametrize("make", [agents, chat])
+def test_a_head_that_pays_is_asked_though_it_slows_passes_down(make: Make) -> None:
+    """Whether it reads a prompt is decided by the price of rows in the passes after it."""
+    speedup, _ = joined_by(make, slowing)
+    assert speedup > 1.15
+
+
+def test_the_cost_curve_is_that_of_passes_without_what_a_head_adds() -> None:
+    _, rate = joined_by(chat, slowing)
+    for rows in range(1, 6):  # a pass takes 7.5 % longer by chance
+        assert rate.cost(rows, 40) == pytest.approx(1075 * SMALL_CPU(rows, 40), rel=0.08)
+
+
 def test_a_head_whose_nodes_cost_time_is_asked_for_few_of_them() -> None:
     """Of eight nodes two are right; the other six would take a tenth of a pass in every draft."""
 

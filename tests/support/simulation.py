@@ -59,6 +59,8 @@ class Timer:
     """Simulated nanoseconds."""
 
     now: int = 0
+    late_us: float = 0.0  # by which the next pass is longer
+    tap_us: float = 0.0  # by which passes are longer whose hidden states are read
 
     def __call__(self) -> int:
         return self.now
@@ -113,7 +115,9 @@ class ScriptedTarget:
                 tokens += [scripted(seq.id, at + depth) for depth in depths]
         context = max(len(self._seqs[feed.seq_id].tokens) for feed in feeds)
         slower = 1 + self._noise * uniform("noise", self.passes)
-        self._timer.pass_us(1000 * self._cost(rows, context) * slower)
+        added_us = self._timer.late_us + (self._timer.tap_us if taps else 0.0)
+        self._timer.pass_us(1000 * self._cost(rows, context) * slower + added_us)
+        self._timer.late_us = 0.0
         hidden = {tap: torch.zeros(rows, 1) for tap in taps}
         return Scores(torch.empty(0, 0), tuple(starts), tuple(firsts), hidden, tokens)
 
@@ -160,6 +164,7 @@ class SimulatedDrafter(Drafter):
     batch_us: float = 0.0  # of a call, whatever the number of asks
     first_us: float = 0.0  # of the very first call: something is compiled or loaded
     begin_us: float = 0.0  # of the first draft of each sequence: its prompt is indexed
+    late_us: float = 0.0  # that a draft adds to the pass after it
     read_us: float = 0.0  # of hidden states, for each sequence and pass
     read_every: int = 1  # passes, whose hidden states are read at once
     prompt_us: float = 0.0  # of those of a piece of a prompt
@@ -180,6 +185,7 @@ class SimulatedDrafter(Drafter):
         self._begun |= begun
         self.asks += len(asks)
         self.timer.pass_us(self.batch_us)
+        self.timer.late_us += self.late_us
         return [self._draft(ask) for ask in asks]
 
     def _draft(self, ask: Ask) -> Draft:

@@ -90,7 +90,7 @@ class Speculation:
     def fixed_length(self, engine: str) -> list[str]:
         """Tells for how many sequences the one length of an engine is not the best."""
         others = [
-            f"{length or 'none'} for {first} to {last}"
+            f"{length or 'none'} for {first}{f' to {last}' if last != first else ''}"
             for first, last, length in self.by_batch
             if length != self.max_draft
         ]

@@ -237,7 +237,9 @@ def require_lengths(acceptance: float, length: int, max_length: int | None = Non
     require(lambda x: 0 <= x <= 1, "acceptance", acceptance, "0 to 1")
     require(lambda x: 1 <= x <= LONGEST, "draft_length", length, f"1 to {LONGEST}")
     longest = max(length, MAX_LENGTH) if max_length is None else max_length
-    require(lambda x: length <= x <= LONGEST, "max_draft", longest, f"{length} (draft_length) to {LONGEST}")
+    require(
+        lambda x: length <= x <= LONGEST, "max_draft", longest, f"{length} (the draft length) to {LONGEST}"
+    )
     return longest
 
 

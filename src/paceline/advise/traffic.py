@@ -81,11 +81,11 @@ class Traffic:
         marked = (replace(one, anonymous=True) if one.tenant == tenant else one for one in self.requests)
         return replace(self, requests=tuple(marked))
 
-    def require_requests(self) -> None:
+    def require_requests(self, source: str = "this traffic") -> None:
         """Called before a long run."""
         if not self.requests:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in self.rejected.items())
-            raise UsageError(f"there is no request in this traffic ({reasons or 'it is empty'})")
+            raise UsageError(f"there is no request in {source} ({reasons or 'it is empty'})")
 
 
 def conversations(requests: Iterable[TracedRequest]) -> list[list[TracedRequest]]:
@@ -163,7 +163,8 @@ def _lines(path: Path, rejected: Counter[str]) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: give a .jsonl or .jsonl.gz file, or --store") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected one JSON object a line") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}; expected one JSON object a line") from None
 
 
 def _requests(

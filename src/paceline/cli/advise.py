@@ -178,7 +178,7 @@ def _advice(
     from paceline.target.cost import confirmed_cost_table
 
     recorded = traffic.read()
-    recorded.require_requests()
+    recorded.require_requests(", ".join(map(str, traffic.traces or ())) or "the store")
     limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
     config = AdviceConfig(effort.requests, effort.concurrency, effort.seed, limits=limits)
     training = _fitted(traffic, effort, folder)

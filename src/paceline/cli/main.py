@@ -1,5 +1,6 @@
 """The command line: every command of `paceline`, and doctor itself."""
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from paceline.cli.split import split_app
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
 from paceline.cli.vllm import vllm_app
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, SettingError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (pull, show, rm, generate, chat, serve, edge, train, layers, estimate, advise, export):
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command. A PacelineError, and a file that cannot be read, become one line and exit code 2."""
     try:
         app(args=None if argv is None else list(argv), prog_name="paceline")
+    except SettingError as error:
+        _fail(str(_as_option(error, sys.argv[1:] if argv is None else argv)))
     except PacelineError as error:
         _fail(str(error))
     except OSError as error:
@@ -66,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "PanicException":  # of a library written in Rust: tokenizers, llguidance
             raise
         _fail(f"a model or grammar file is damaged: {error}")
+
+
+def _as_option(error: SettingError, argv: Sequence[str]) -> SettingError:
+    """Names the option, --draft-length for draft_length, if it was given."""
+    option = f"--{error.setting.replace('_', '-')}"
+    options = itertools.takewhile(lambda word: word != "--", argv)
+    return error.renamed(option) if any(word.partition("=")[0] == option for word in options) else error
 
 
 def _fail(message: str) -> NoReturn:

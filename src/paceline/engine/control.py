@@ -32,6 +32,7 @@ from paceline.engine.estimates import (
     Gain,
     Prior,
     ReadShare,
+    SlowdownFit,
     StartTime,
     TextFactor,
 )
@@ -64,7 +65,8 @@ SPARE: Final = 0.03  # tokens of time for drafting nodes beyond those that are e
 FIRST_DELAY: Final = 0.02  # of a pass: by as much drafts may delay the first tokens that it gives
 FORCED_DELAY: Final = 0.05  # the same where the grammar forces them,
 FORCED_DELAY_US: Final = 5000  # or microseconds, which nobody notices
-MAX_DEBT: Final = 2.0  # tokens that a sequence may lose before it is decoded plainly for a while
+MAX_DEBT: Final = 4.0  # tokens that a sequence may lose before it is decoded plainly for a while
+DEBT_OF_MANY: Final = 0.5  # at least this share of it, where several run: all of them may be in debt
 SMALL_LOSS: Final = 0.05  # tokens: asking a cheap drafter that does not pay is no reason to stop
 DEBT_SHARE: Final = 0.01  # the same for each token so far
 COOL_DOWN: Final = (16, 512)  # tokens of that while: the first time, and at most
@@ -97,11 +99,11 @@ class Bank:
     plain: int = 0  # tokens still to be decoded without drafts
     cool_down: int = COOL_DOWN[0]
 
-    def add(self, tokens: int, cost: float) -> None:
+    def add(self, tokens: int, cost: float, max_debt: float = MAX_DEBT) -> None:
         """A pass with `tokens` beyond what plain decoding gives, and its cost in tokens."""
         gain = tokens - cost
         self.saved += gain
-        in_debt = self.saved < -MAX_DEBT - DEBT_SHARE * self.tokens
+        in_debt = self.saved < -max_debt - DEBT_SHARE * self.tokens
         if in_debt and gain < -SMALL_LOSS and not self.plain:
             self.plain = self.cool_down
             self.cool_down = min(2 * self.cool_down, COOL_DOWN[1])
@@ -138,7 +140,7 @@ class _Text:
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
     idled: int = 0  # passes, of one token each, since they were considered
-    plans: int = 0  # of passes, so far
+    plans: int = 0  # passes in which drafters were considered
     unasked: bool = False  # nobody was asked in the pass before
     begins_forced: bool = False  # the draft of this pass, with what the grammar forces
     wait: float = 0.0  # passes until one of those considered last may be asked
@@ -160,6 +162,7 @@ class Rate(Controller, DraftPolicy):
         self.estimates = known = Estimates()
         self._acceptance, self._gains = known.acceptance, known.gains
         self._draft_us, self._start_us, self._read_us = known.draft_us, known.start_us, known.read_us
+        self._slowdown, self._slowdown_fit = known.slowdown, SlowdownFit(known.slowdown)
         self._texts: dict[str, _Text] = {}
         self._of_route: Counter[str] = Counter()  # texts that run, by route
         self._explored = 0.0  # tokens of time to begin or read texts with, where that does not seem to pay
@@ -167,11 +170,11 @@ class Rate(Controller, DraftPolicy):
         # few for one ask, where passes are short.
         self._unspent: dict[tuple[str, str], float] = {}
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
+        self._later_row_price = 0.0  # the same of a row once all prompts are read
         # Microseconds by which a sequence's draft may delay its first token, by which one that the grammar
         # forces may, and those that each node adds.
         self._first_us, self._forced_us, self._first_rows_us = 0.0, 0.0, list[float]()
         self._untimed: set[str] = set()  # whose time is not known before this pass
-        self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._reads: dict[str, ReadShare] = {}  # by drafter
         self._after_prompt = False  # a prompt was in the last pass
         self._awaited: set[str] = set()  # sequences whose first token is still to be learned from
@@ -182,7 +185,6 @@ class Rate(Controller, DraftPolicy):
         return self
 
     def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
-        self._readers.clear()
         self._untimed.clear()
         if not seqs:
             return []
@@ -202,6 +204,10 @@ class Rate(Controller, DraftPolicy):
         users_us = rows_us if users == rows else cost(users, context)
         self._us_price = self.estimates.speedup * users / users_us
         self._row_price = self._us_price * (cost(rows + ROWS_AHEAD, context) - rows_us) / ROWS_AHEAD
+        self._later_row_price = self._row_price
+        if rows != len(seqs):
+            later_us = cost(len(seqs) + ROWS_AHEAD, context) - cost(len(seqs), context)
+            self._later_row_price = self._us_price * later_us / ROWS_AHEAD
         if first:
             self._first_us = FIRST_DELAY * rows_us / first
             self._forced_us = max(FORCED_DELAY * rows_us, FORCED_DELAY_US) / first
@@ -214,13 +220,14 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._texts.get(seq.id) or self._text(seq)
-        text.plans, text.begins_forced = text.plans + 1, False
-        # What a grammar forces is known only once a drafter was asked.
-        text.unasked, text.asked = text.idled > 0 or (seq.cursor is None and not text.asked), False
         if text.idle and spec.adaptive:
             text.idle -= 1
             text.idled += 1
+            text.asked = False
             return 0
+        text.plans, text.begins_forced = text.plans + 1, False
+        # What a grammar forces is known only once a drafter was asked.
+        text.unasked, text.asked = text.idled > 0 or (seq.cursor is None and not text.asked), False
         if text.idled:
             self._learn_idle(text)
         # What a grammar leaves open and what it forces come by turns.
@@ -313,7 +320,7 @@ class Rate(Controller, DraftPolicy):
         """Of a draft that delays a first token by no more than that, the time of drafting included."""
         if time is None or not time.known:
             return 0
-        left, start = us - self._own_us(text) - time.draft_us, self._start_us.get(drafter)
+        left, start = us - self._ask_us(text, drafter) - time.draft_us, self._start_us.get(drafter)
         if start is not None and drafter not in text.begun:
             left -= start.us
         return bisect_right(self._first_rows_us, left) if left > 0 else 0
@@ -323,10 +330,7 @@ class Rate(Controller, DraftPolicy):
 
     def reads(self, drafter: str, seq: Seq) -> bool:
         begun = len(seq.tokens) > seq.prompt_len
-        reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter, begun)
-        if reads:
-            self._readers[drafter] += 1
-        return reads
+        return not seq.spec.adaptive or self._may_read(self._text(seq), drafter, begun)
 
     def _may_read(self, text: _Text, drafter: str, begun: bool) -> bool:
         """Decides for several passes at once, so that a head that does not pay costs next to nothing.
@@ -369,22 +373,23 @@ class Rate(Controller, DraftPolicy):
         if text.bank.plain or reach < MIN_GAIN:
             return 0.0
         time = self._draft_us.get(drafter)
-        price, us_price, us = self._row_price, self._us_price, self._own_us(text)
+        price, us_price, us = self._row_price, self._us_price, self._ask_us(text, drafter)
         if time is not None and time.known:
             price += us_price * time.node_us
             us += time.draft_us
             if drafter not in text.begun and drafter in self._start_us:
                 us += self._start_us[drafter].us_per_ask
-        if reading and drafter in self._read_us:
-            reads = self._reads.get(drafter)
+        if reading:  # for the drafts of later passes
+            reads, price = self._reads.get(drafter), price - self._row_price + self._later_row_price
             us += self._reading_us(drafter) * (reads.per_ask if reads is not None else 1.0)
         likely, of_drafter = CAUTION * reach, text.gains.get(drafter) or self._gain(text, drafter)
         return likely * of_drafter(price / likely) - gain - us_price * us - MIN_GAIN
 
-    def _own_us(self, text: _Text) -> float:
-        """Of one more ask: once somebody was asked for a text, another one adds little."""
-        own_us = self.estimates.own_us
-        return OWN_FURTHER * own_us if text.asked else own_us
+    def _ask_us(self, text: _Text, drafter: str) -> float:
+        """Of one more ask, but for the draft: once somebody was asked for a text, another one adds little."""
+        own_us, slowdown = self.estimates.own_us, self._slowdown.get(drafter)
+        us = OWN_FURTHER * own_us if text.asked else own_us
+        return us if slowdown is None else us + slowdown.ask_us
 
     def _time(self, drafter: str) -> DraftTime | None:
         """None: not known yet."""
@@ -392,8 +397,9 @@ class Rate(Controller, DraftPolicy):
         return time if time is not None and time.known else None
 
     def _reading_us(self, drafter: str) -> float:
-        time = self._read_us.get(drafter)
-        return time.draft_us if time is not None else 0.0
+        time, slowdown = self._read_us.get(drafter), self._slowdown.get(drafter)
+        us = time.draft_us if time is not None else 0.0
+        return us if slowdown is None else us + slowdown.read_us
 
     def _length(self, text: _Text, drafter: str, time: DraftTime | None, reach: float, may_cut: bool) -> int:
         """Drafts are cut once their scores are known: where nodes cost no time, they are as long as allowed.
@@ -432,7 +438,9 @@ class Rate(Controller, DraftPolicy):
 
     def _ask_price(self, text: _Text, drafter: str) -> float:
         time = self._time(drafter)
-        return self._us_price * ((time(PROBE_NODES) if time is not None else 0.0) + self._own_us(text))
+        return self._us_price * (
+            (time(PROBE_NODES) if time is not None else 0.0) + self._ask_us(text, drafter)
+        )
 
     def _start_price(self, text: _Text, drafter: str) -> float:
         """Of the first draft of a text, beyond that of a later one."""
@@ -539,9 +547,14 @@ class Rate(Controller, DraftPolicy):
             return
         first, count, cost = rounds[0], len(rounds), self.cost
         nodes = context = tokens = users = planned = 0
+        asked, read = dict[str, int](), dict[str, int]()  # by drafter
         for r in rounds:
             nodes += len(r.draft.tokens)
             planned += r.budget
+            for name in r.asked:
+                asked[name] = asked.get(name, 0) + 1
+            for name in r.readers:
+                read[name] = read.get(name, 0) + 1
             if r.start > context:
                 context = r.start
             if r.tokens:
@@ -550,13 +563,13 @@ class Rate(Controller, DraftPolicy):
         alone_us = 0.0  # of the pass without drafts
         if decoding:
             if not self._gave_first(rounds):
-                cost.learn(first.rows, first.target_us, context)
+                self._learn_pass(count, first, context, asked, read)
             alone_us = cost(count, context)
             self._learn_speed(first, tokens / count * alone_us)
         after_prompt, self._after_prompt = self._after_prompt, not decoding
         ask_us: Mapping[str, float] = {}
-        if planned or self._readers:
-            ask_us = self._learn_draft_times(rounds, after_prompt)
+        if asked or read:
+            ask_us = self._learn_draft_times(rounds, asked, read, after_prompt)
         token_price = node_price = 0.0
         if ask_us or nodes:
             if cost.measured:
@@ -572,6 +585,26 @@ class Rate(Controller, DraftPolicy):
                     self._learn_text(text, r, ask_us, token_price, node_price)
         explored = self._explored + EXPLORED * tokens * min(1.0, len(self._texts) / count)
         self._explored = explored if explored < MAX_EXPLORED / 2 else MAX_EXPLORED / 2
+
+    def _learn_pass(
+        self,
+        users: int,
+        r: Round,
+        context: int,
+        asked: Mapping[str, int],
+        read: Mapping[str, int],
+    ) -> None:
+        """Its time is that of its rows, and what heads add: their asks, and the reading of hidden states."""
+        cost, us, added_us = self.cost, max(1, r.target_us), 0.0
+        if self._reads or read:
+            counts = {
+                name: (asked.get(name, 0), read.get(name, 0))
+                for name in read.keys() | asked.keys()
+                if name in read or name in self._reads
+            }
+            added_us = self._slowdown_fit(counts)
+            self._slowdown_fit.learn((users, r.rows), us / cost.prior(r.rows, context), us, counts)
+        cost.learn(r.rows, us - added_us, context)
 
     def _gave_first(self, rounds: Sequence[Round]) -> bool:
         """True for a pass with a first token: its time holds what happens once, such as the first masks."""
@@ -598,7 +631,7 @@ class Rate(Controller, DraftPolicy):
             for name in r.asked:
                 asked_us += ask_us[name]
             cost = token_price * asked_us + node_price * len(r.draft.tokens)
-            bank.add(count - 1, cost)
+            bank.add(count - 1, cost, MAX_DEBT * max(self._share, DEBT_OF_MANY))
             if count - 1 > cost:
                 text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
         if text.shadow.tokens or r.uncut.tokens:
@@ -640,25 +673,21 @@ class Rate(Controller, DraftPolicy):
         known.plain_us = SPEED_DECAY * known.plain_us + plain_us
         known.real_us = SPEED_DECAY * known.real_us + first.target_us + first.draft_us
 
-    def _learn_draft_times(self, rounds: Sequence[Round], after_prompt: bool) -> Mapping[str, float]:
-        """Returns the time of one ask, by drafter.
+    def _learn_draft_times(
+        self, rounds: Sequence[Round], asks: Mapping[str, int], read: Mapping[str, int], after_prompt: bool
+    ) -> Mapping[str, float]:
+        """asks, read: texts by drafter. Returns the time of one ask, by drafter.
 
         Hidden states are those of the pass before: after one with a prompt, they tell nothing.
         """
         r, by = rounds[0], rounds[0].draft_us_by
-        asks: dict[str, int] = {}
-        firsts = 0.0  # asks; those that were not the first of their sequence count for less
-        for s in rounds:
-            for name in s.asked:
-                asks[name] = asks.get(name, 0) + 1
-            if s.asked:
-                firsts += 1 + OWN_FURTHER * (len(s.asked) - 1)
-        for name, count in self._readers.items():
-            if count:
-                read_us = by.get(name) if name not in asks else None
-                self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
+        for name, count in read.items():
+            read_us = by.get(name) if name not in asks else None
+            self._learn_reading(name, count, asks.get(name, 0), read_us, r.target_us, after_prompt)
         if not asks:
-            return asks
+            return {}
+        # Those that were not the first of their sequence count for less.
+        firsts = sum([1 + OWN_FURTHER * (len(s.asked) - 1) for s in rounds if s.asked])
         own_us, known = max(0.0, r.draft_us - sum(by.values())) / firsts, self.estimates
         if not after_prompt:
             before = known.own_us
@@ -670,12 +699,14 @@ class Rate(Controller, DraftPolicy):
         begun = [name for s in rounds if s.asked for name in self._begin(s)]
         ask_us: dict[str, float] = {}
         for name, count in asks.items():
-            skipped = after_prompt and self._readers[name] > 0  # its time holds the reading of the prompt
+            skipped = after_prompt and name in read  # its time holds the reading of the prompt
             nodes, first = 0, begun.count(name)
             for s in rounds:
                 nodes += s.uncut.sources.count(name)
             us = by.get(name, 0) / count
+            slowdown = self._slowdown.get(name)
             ask_us[name] = own_us + self._learn_draft_time(name, count, first, nodes / count, us, r, skipped)
+            ask_us[name] += slowdown.ask_us if slowdown is not None else 0.0
         return ask_us
 
     def _begin(self, r: Round) -> list[str]:
@@ -797,6 +828,7 @@ class Rate(Controller, DraftPolicy):
 
     def forget(self, drafter: str) -> None:
         self.estimates.forget(drafter)
+        self._slowdown_fit.forget(drafter)
         self._reads.pop(drafter, None)
         self._unspent = {key: left for key, left in self._unspent.items() if key[1] != drafter}
         for text in self._texts.values():

@@ -6,7 +6,7 @@ runs and a replay of its traces.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,12 @@ MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by 
 MIN_LENGTH_SPREAD: Final = 0.5
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
 MAX_UNLIKE: Final = 8  # first drafts whose times may all differ, until what they say is believed
+MEAN_SHARE: Final = 0.03  # weight of a pass in the means of its shape, once many are known
+MAX_COMPARED: Final = 128  # shapes of passes whose means are kept
+MIN_COUNT: Final = 0.01  # asks and readings on average, below which a head is forgotten there
+FIT_SHARE: Final = 0.01  # weight of a pass in what heads add to passes, once many are known
+FIRST_FITTED: Final = 16  # passes that the assumption of no slowdown counts for
+MAX_SLOWDOWN: Final = 0.2  # of a pass: a larger difference is an outlier
 SMALL_TIME: Final = 0.1  # of a pass: draft times below it need not be told apart
 FIRST_ASKS: Final = 32.0  # of a text, before any evidence
 
@@ -117,6 +123,10 @@ class CostCurve:
             del learned[oldest], self._correction[oldest]
             self._known.remove(oldest)
         return seen
+
+    def prior(self, rows: int, context: int = 0) -> float:
+        """Of a pass, in units of its own: never corrected."""
+        return self._expected(rows, context)
 
     def __call__(self, rows: int, context: int = 0) -> float:
         priors = self._priors.get(context // CONTEXT_STEP)
@@ -542,6 +552,113 @@ class ReadShare:
         self.per_ask = min((self._read + 1) / (self._asked + 1), MAX_READS)
 
 
+class Slowdown:
+    """Microseconds that a head adds to a pass of the target: for each ask before, each reading in it."""
+
+    __slots__ = ("ask_us", "observed", "read_us")
+
+    def __init__(self, ask_us: float = 0.0, read_us: float = 0.0, observed: float = 0.0) -> None:
+        """observed: passes that differed from others in what the head did."""
+        self.ask_us, self.read_us, self.observed = ask_us, read_us, observed
+
+    def __call__(self, asked: float, read: float) -> float:
+        return asked * self.ask_us + read * self.read_us
+
+    def correct(self, asked: float, read: float, us: float) -> None:
+        """One step of least mean squares. us: the error, over the squares of all that differs."""
+        share = max(FIT_SHARE, 1 / (self.observed + FIRST_FITTED))
+        self.observed += min(1.0, asked * asked + read * read)
+        self.ask_us = max(0.0, self.ask_us + share * us * asked)
+        self.read_us = max(0.0, self.read_us + share * us * read)
+
+    def state(self) -> State:
+        """Of an ask, of a reading, and the passes observed."""
+        return [self.ask_us, self.read_us, self.observed]
+
+    @classmethod
+    def of_state(cls, state: State) -> "Slowdown":
+        """Raises ValueError where the numbers are no state."""
+        _require(len(state) == 3 and min(state) >= 0)
+        return cls(*state)
+
+
+Counts = Mapping[str, tuple[float, float]]  # asks before a pass and readings in it, by head
+Shape = tuple[int, int]  # of a pass: sequences and rows
+
+
+@dataclass(slots=True)
+class _SameShape:
+    """Running means of the passes of one shape."""
+
+    passes: int = 0
+    time: float = 0.0  # in priors
+    counts: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class SlowdownFit:
+    """Tells by how much each head slows passes of the target down.
+
+    It pushes the target's weights out of the caches, hidden states are copied, and Python has more to do.
+    Least mean squares (Widrow and Hoff 1960) on how passes differ from the mean of those of the same shape,
+    for only those can tell a slowdown from the price of a row.
+    """
+
+    def __init__(self, slowdowns: dict[str, Slowdown]) -> None:
+        """slowdowns: by head; updated in place."""
+        self._slowdowns = slowdowns
+        self._means: dict[Shape, _SameShape] = {}  # the latest last
+
+    def __call__(self, counts: Counts) -> float:
+        """Microseconds that this adds to a pass."""
+        found, us = self._slowdowns.get, 0.0
+        for name, count in counts.items():
+            if (slowdown := found(name)) is not None:
+                us += slowdown(*count)
+        return us
+
+    def learn(self, shape: Shape, time: float, us: float, counts: Counts) -> None:
+        """time, us: of the pass, in priors and in microseconds."""
+        means = self._means.pop(shape, None) or _SameShape()
+        if len(self._means) >= MAX_COMPARED:
+            del self._means[next(iter(self._means))]
+        self._means[shape] = means
+        means.passes += 1
+        share, known = max(MEAN_SHARE, 1 / means.passes), means.counts
+        beyond, limit = time - means.time, MAX_SLOWDOWN * means.time
+        means.time += share * beyond
+        if not counts and not known:
+            return
+        unlike: dict[str, tuple[float, float]] = {}
+        for name in known.keys() | counts.keys():
+            (asked, read), (mean_asked, mean_read) = counts.get(name, _NO_COUNT), known.get(name, _NO_COUNT)
+            asked, read = asked - mean_asked, read - mean_read
+            unlike[name] = asked, read
+            mean_asked, mean_read = mean_asked + share * asked, mean_read + share * read
+            known[name] = mean_asked, mean_read
+            if mean_asked + mean_read < MIN_COUNT:
+                del known[name]
+        if means.passes > 1:
+            self._correct(min(max(beyond, -limit), limit) / time * us, unlike)
+
+    def _correct(self, us: float, unlike: Counts) -> None:
+        """us: beyond the mean of passes of the same shape. unlike: the same of their counts."""
+        us -= self(unlike)
+        us /= 1 + sum([asked * asked + read * read for asked, read in unlike.values()])
+        for name, count in unlike.items():
+            slowdown = self._slowdowns.get(name)
+            if slowdown is None:
+                slowdown = self._slowdowns[name] = Slowdown()
+            slowdown.correct(*count, us)
+
+    def forget(self, head: str) -> None:
+        self._slowdowns.pop(head, None)
+        for means in self._means.values():
+            means.counts.pop(head, None)
+
+
+_NO_COUNT: Final = (0.0, 0.0)
+
+
 def _require(holds: bool) -> None:
     if not holds:
         raise ValueError("a number is out of its range")
@@ -559,6 +676,7 @@ class Estimates:
     draft_us: dict[str, DraftTime] = field(default_factory=dict)  # of one ask, by drafter
     start_us: dict[str, StartTime] = field(default_factory=dict)  # of the first draft of a text, by drafter
     read_us: dict[str, DraftTime] = field(default_factory=dict)  # of one sequence's hidden states, by drafter
+    slowdown: dict[str, Slowdown] = field(default_factory=dict)  # of passes, by head
     own_us: float = 0.0  # of the controller and of the list of drafters, for a sequence's first ask in a pass
     plain_us: float = 0.0  # of late: as long as plain decoding would have taken
     real_us: float = 0.0  # and as long as it took
@@ -572,5 +690,5 @@ class Estimates:
         for by_route in (self.acceptance, self.gains):
             for key in [key for key in by_route if key[1] == drafter]:
                 del by_route[key]
-        for by_drafter in (self.draft_us, self.start_us, self.read_us):
+        for by_drafter in (self.draft_us, self.start_us, self.read_us, self.slowdown):
             by_drafter.pop(drafter, None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.atomic import locked, write_bytes
-from paceline.engine.estimates import FIRST, Acceptance, DraftTime, Estimates, Gain, StartTime
+from paceline.engine.estimates import FIRST, Acceptance, DraftTime, Estimates, Gain, Slowdown, StartTime
 from paceline.paths import home
 from paceline.types import Drafter
 
@@ -63,6 +63,7 @@ class SavedEstimates:
         own.draft_us.update(known.draft_us)
         own.start_us.update(known.start_us)
         own.read_us.update(known.read_us)
+        own.slowdown.update(known.slowdown)
         own.own_us, own.plain_us, own.real_us = known.own_us, known.plain_us, known.real_us
         return True
 
@@ -119,12 +120,13 @@ def _drafter_table(known: Estimates, name: str, fingerprint: str) -> Table:
             "gain": gain.state() if gain else None,
         }
     drafting, reading = known.draft_us.get(name), known.read_us.get(name)
-    start = known.start_us.get(name)
+    start, slowdown = known.start_us.get(name), known.slowdown.get(name)
     return {
         **table,
         "draft_us": drafting.state() if drafting else None,
         "start_us": start.state() if start else [],
         "read_us": reading.state() if reading else None,
+        "slowdown": slowdown.state() if slowdown else None,
     }
 
 
@@ -146,6 +148,8 @@ def _restored(table: Table, fingerprints: Mapping[str, str]) -> Estimates:
             known.start_us[name] = StartTime.of_state(_numbers(of_drafter["start_us"]))
         if of_drafter["read_us"] is not None:
             known.read_us[name] = DraftTime.of_state(_numbers(of_drafter["read_us"]))
+        if of_drafter.get("slowdown") is not None:  # files of 0.2 may lack it
+            known.slowdown[name] = Slowdown.of_state(_numbers(of_drafter["slowdown"]))
     return known
 
 

@@ -372,4 +372,5 @@ class Scheduled:
             cost.draft_us_by,
             self.uncut,
             self.asked,
+            self.readers,
         )
