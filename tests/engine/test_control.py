@@ -639,6 +639,21 @@ def test_the_reading_of_a_new_head_is_not_priced_by_the_old_one() -> None:
     assert reads(after=True)
 
 
+def test_whether_a_prompt_is_read_depends_on_the_price_of_rows_after_it() -> None:
+    """Rows are dear in the pass of a prompt, and where all who wait would be in one pass."""
+    rate, s = Rate(lambda rows, context: 1 + 0.01 * rows + 0.5 * max(0, rows - 8)), at_first(tokens=40)
+
+    def value(rows: int, reading: bool, waiting: int = 0) -> float:
+        rate.plan([s], rows, waiting)
+        return rate._value(rate._text(s), "d", 1.0, 0.0, reading)
+
+    decoding = value(1, reading=True)
+    assert value(40, reading=True) == pytest.approx(decoding)
+    assert value(40, reading=False) < decoding - 0.5
+    rate.plan([s], 1, waiting=50)
+    assert rate._later_row_price == rate._row_price
+
+
 def test_a_cut_draft_of_the_old_drafter_says_nothing_of_the_new_one() -> None:
     rate, s = priced(9.0), seq()
     run(rate, s, sure(0.9, 0.9, 0.9), 3)  # nothing of it is verified
