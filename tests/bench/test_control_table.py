@@ -181,9 +181,8 @@ def test_rows_that_were_not_measured_again_stay_with_the_command_of_their_run() 
     twice = merged(once, result("third", chat))
     shown = numbers.under_load([{**twice, "machine": {**twice["machine"], "model": "a model"}}])
     assert "16 answers at once" in shown[0]
-    assert shown[0].endswith(
-        ": CPU 1.32 on agents' turns."
-    )  # not the bad case, nor the chats of a lower load
+    # Not the bad case, nor the chats of a lower load.
+    assert shown[0].endswith(": CPU 1.32 on agents' turns.")
     assert [r.get("run", {}).get("command") for r in twice["rows"]] == ["first", None, "second"]
     assert earlier_runs(twice["rows"]) == [
         "Some rows: `first`, 2026-11-18, commit first.",

@@ -85,6 +85,7 @@ def test_a_head_that_is_forgotten_is_fitted_anew() -> None:
         asked = number % 2
         fit.learn((1, 1), 1 + 0.1 * asked, 2000 + 200 * asked, {"head": (asked, asked)} if asked else {})
     assert slowdowns["head"](1, 1) > 100
+    del slowdowns["head"]
     fit.forget("head")
     fit.learn((1, 1), 1.0, 2000, {})
     assert not slowdowns

@@ -179,7 +179,8 @@ class Rate(Controller, DraftPolicy):
         self._after_prompt = False  # a prompt was in the last pass
         self._awaited: set[str] = set()  # sequences whose first token is still to be learned from
         self._passes = self._users = 0  # planned so far; sequences in them, of late
-        self._share = 1.0  # of EXPLORED that is a sequence's: others of the route explore for it too
+        # Of EXPLORED that is a sequence's, since others of the route explore for it too; and of MAX_DEBT.
+        self._share = 1.0
 
     def policy(self, drafters: tuple[str, ...]) -> DraftPolicy:
         return self
@@ -596,11 +597,11 @@ class Rate(Controller, DraftPolicy):
     ) -> None:
         """Its time is that of its rows, and what heads add: their asks, and the reading of hidden states."""
         cost, us, added_us = self.cost, max(1, r.target_us), 0.0
-        if self._reads or read:
+        if heads := self._reads.keys() | read.keys():
             counts = {
                 name: (asked.get(name, 0), read.get(name, 0))
-                for name in read.keys() | asked.keys()
-                if name in read or name in self._reads
+                for name in heads
+                if name in asked or name in read
             }
             added_us = self._slowdown_fit(counts)
             self._slowdown_fit.learn((users, r.rows), us / cost.prior(r.rows, context), us, counts)

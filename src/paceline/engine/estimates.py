@@ -92,7 +92,7 @@ class CostCurve:
         return not self._fresh
 
     def learn(self, rows: int, us: float, context: int = 0) -> None:
-        expected, correction = self._expected(rows, context), self._correction
+        expected, correction = self.prior(rows, context), self._correction
         if us < 1:
             us = 1.0
         seen = self._renew(rows)
@@ -124,27 +124,23 @@ class CostCurve:
             self._known.remove(oldest)
         return seen
 
-    def prior(self, rows: int, context: int = 0) -> float:
-        """Of a pass, in units of its own: never corrected."""
-        return self._expected(rows, context)
-
     def __call__(self, rows: int, context: int = 0) -> float:
         priors = self._priors.get(context // CONTEXT_STEP)
-        prior = (priors.get(rows) if priors else None) or self._expected(rows, context)
+        prior = (priors.get(rows) if priors else None) or self.prior(rows, context)
         return self._speed * prior * (self._correction.get(rows) or self._corrected(rows, context))
 
     def curve(self, rows: int, count: int, context: int = 0) -> list[float]:
         """Of `count` row counts, from `rows` on."""
-        self._expected(rows, context)
+        self.prior(rows, context)
         speed, prior = self._speed, self._priors[context // CONTEXT_STEP].get
-        correction, corrected, expected = self._correction.get, self._corrected, self._expected
+        correction, corrected, expected = self._correction.get, self._corrected, self.prior
         return [
             speed * (prior(n) or expected(n, context)) * (correction(n) or corrected(n, context))
             for n in range(rows, rows + count)
         ]
 
-    def _expected(self, rows: int, context: int) -> float:
-        """The prior, which is asked once for every CONTEXT_STEP tokens."""
+    def prior(self, rows: int, context: int) -> float:
+        """Of a pass, in its own unit and never corrected. Asked once for every CONTEXT_STEP tokens."""
         step = context // CONTEXT_STEP
         priors = self._priors.get(step)
         if priors is None:
@@ -173,8 +169,8 @@ class CostCurve:
         if at == len(known):
             last = known[-1]
             measured = self._correction[last]
-            added = (measured - 1) * self._expected(last, context)
-            return min(measured, 1 + added / self._expected(rows, context))
+            added = (measured - 1) * self.prior(last, context)
+            return min(measured, 1 + added / self.prior(rows, context))
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
         return self._correction[low] + share * (self._correction[high] - self._correction[low])
@@ -651,7 +647,7 @@ class SlowdownFit:
             slowdown.correct(*count, us)
 
     def forget(self, head: str) -> None:
-        self._slowdowns.pop(head, None)
+        """What it did in earlier passes; its slowdown is the owner's to drop."""
         for means in self._means.values():
             means.counts.pop(head, None)
 
