@@ -159,6 +159,8 @@ def test_notes_say_where_one_length_is_not_the_best() -> None:
 def test_the_proposer_drafts_one_length_as_far_as_it_drafts() -> None:
     until = "paceline's proposer has one draft length, 8; best here by sequences in a pass: 2 for 5 to 16"
     assert until in vllm_flags(Speculation(("suffix",), 8, by_batch=BY_BATCH)).notes
+    (note,) = Speculation(("suffix",), 8, by_batch=((1, 1, 8), (2, 2, 3), (3, 64, 8))).fixed_length("vLLM")
+    assert note.endswith("best here by sequences in a pass: 3 for 2")
     assert not vllm_flags(Speculation(("suffix",), 8, by_batch=((1, 4, 8), (5, 64, 0)))).notes
 
 

@@ -7,7 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.options import EngineOptions, SamplingOptions, SpecOptions, grouped
+from paceline.cli.options import EngineOptions, SamplingOptions, SpecOptions, as_option, grouped
+from paceline.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,11 @@ def test_both_names_of_the_draft_length(name: str) -> None:
 
     assert CliRunner().invoke(app, [name, "3"]).exit_code == 0
     assert lengths == [3]
+
+
+def test_a_setting_is_named_as_the_option_that_was_given() -> None:
+    error = SettingError("draft_length", 0, "1 to 64")
+    for given in (["--draft-length", "0"], ["--draft-length=0"]):
+        assert str(as_option(error, given)).startswith("--draft-length=0 is not usable")
+    for other in ([], ["--draft", "0"], ["--", "--draft-length"]):
+        assert as_option(error, other) is error

@@ -639,6 +639,23 @@ def test_the_reading_of_a_new_head_is_not_priced_by_the_old_one() -> None:
     assert reads(after=True)
 
 
+def test_what_the_old_head_added_to_passes_is_forgotten_with_it() -> None:
+    rate = priced(0.3)
+
+    def passes(count: int, read: bool) -> None:
+        for _ in range(count):
+            r = Round("s", 1, LIST, NO_DRAFT, (), (1,), 0, 1, 1, 0, 1100 if read else 1000)
+            rate.learn([replace(r, readers=LIST if read else ())])
+
+    for _ in range(40):
+        passes(3, read=True)
+        passes(3, read=False)
+    assert rate.estimates.slowdown["d"].read_us > 40
+    rate.forget("d")
+    assert not rate.estimates.slowdown
+    assert not any(means.counts for means in rate._slowdown_fit._means.values())
+
+
 def test_whether_a_prompt_is_read_depends_on_the_price_of_rows_after_it() -> None:
     """Rows are dear in the pass of a prompt, and where all who wait would be in one pass."""
     rate, s = Rate(lambda rows, context: 1 + 0.01 * rows + 0.5 * max(0, rows - 8)), at_first(tokens=40)

@@ -81,6 +81,12 @@ def test_a_changed_drafter_is_estimated_anew_and_the_others_are_not(saved: Path)
     assert set(changed.draft_us) == {"ngram", "block"}
 
 
+def test_what_a_head_adds_to_passes_is_kept_as_long_as_it_is_the_same(saved: Path) -> None:
+    learned = taught().estimates.slowdown["block"].state()
+    assert restarted(saved).estimates.slowdown["block"].state() == learned
+    assert not restarted(saved, named({"suffix": "1", "ngram": "1", "block": "2"})).estimates.slowdown
+
+
 def test_a_drafter_without_a_fingerprint_is_never_saved(tmp_path: Path) -> None:
     path, rate = tmp_path / "e.json", taught()
     SavedEstimates(path, rate.estimates, named({"ngram": "1"})).save()

@@ -1,6 +1,5 @@
 """The command line: every command of `paceline`, and doctor itself."""
 
-import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.models import list_models, pull, rm
-from paceline.cli.options import AsJson, ModelChoice, grouped
+from paceline.cli.options import AsJson, ModelChoice, as_option, grouped
 from paceline.cli.serve import serve
 from paceline.cli.show import show
 from paceline.cli.split import split_app
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         app(args=None if argv is None else list(argv), prog_name="paceline")
     except SettingError as error:
-        _fail(str(_as_option(error, sys.argv[1:] if argv is None else argv)))
+        _fail(str(as_option(error, sys.argv[1:] if argv is None else argv)))
     except PacelineError as error:
         _fail(str(error))
     except OSError as error:
@@ -69,13 +68,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "PanicException":  # of a library written in Rust: tokenizers, llguidance
             raise
         _fail(f"a model or grammar file is damaged: {error}")
-
-
-def _as_option(error: SettingError, argv: Sequence[str]) -> SettingError:
-    """Names the option, --draft-length for draft_length, if it was given."""
-    option = f"--{error.setting.replace('_', '-')}"
-    options = itertools.takewhile(lambda word: word != "--", argv)
-    return error.renamed(option) if any(word.partition("=")[0] == option for word in options) else error
 
 
 def _fail(message: str) -> NoReturn:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -17,7 +18,7 @@ import typer
 
 from paceline.cli import completion
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import ConstraintError, UsageError
+from paceline.errors import ConstraintError, SettingError, UsageError
 from paceline.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -311,3 +312,10 @@ def read_tools(path: str) -> list[dict[str, Any]]:
             f'{path} holds no tools: expected a list of {{"type": "function", "function": ...}}'
         )
     return tools
+
+
+def as_option(error: SettingError, argv: Sequence[str]) -> SettingError:
+    """Names the option, --draft-length for draft_length, if it was given."""
+    option = f"--{error.setting.replace('_', '-')}"
+    options = takewhile(lambda word: word != "--", argv)
+    return error.renamed(option) if any(word.partition("=")[0] == option for word in options) else error
